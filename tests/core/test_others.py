@@ -239,7 +239,7 @@ def on_nvidia(address: str, group: int, minor: int | None, **of: object) -> PciF
 
 
 def owners(core: Core) -> dict[str, str]:
-    return {a: o.message(ResourceName("")) for a, o in core.state.index.having.items()}
+    return {a: o.message(ResourceName("")) for a, o in core.state.index.possible_owners.items()}
 
 
 def test_a_containers_gpu_is_known_by_the_node_of_its_driver() -> None:

@@ -72,10 +72,10 @@ def _lists_shrink_in_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _old_inspections_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """An inspection overwrites what a later one has found."""
-    with_found = inspections._with_found
+    with_found = inspections._with_results
     monkeypatch.setattr(
         inspections,
-        "_with_found",
+        "_with_results",
         lambda host, found, at: with_found(host, [(10**9, of_one) for _, of_one in found], at),
     )
 

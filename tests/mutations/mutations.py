@@ -104,7 +104,8 @@ MUTATIONS: Final = (
     Mutation(
         "an older inspection overwrites what a later one found",
         "core/host/inspections.py",
-        "            if before is not None and before.inspection > number:\n                continue\n            now",
+        "            if seen_before is not None and seen_before.inspection > number:\n"
+        "                continue\n            now",
         "            now",
     ),
     Mutation(
@@ -116,8 +117,8 @@ MUTATIONS: Final = (
     Mutation(
         "what came back incomplete is not inspected again",
         "core/host/inspections.py",
-        "            if failed or not complete:  # with growing waits, without end\n",
-        "            if failed and not complete and function is None:\n",
+        "            if failed or not is_complete:  # with growing waits, without end\n",
+        "            if failed and not is_complete and function is None:\n",
     ),
     Mutation(
         "no scan after uevents were lost",

@@ -1,4 +1,4 @@
-"""The assessment of every device: made anew for the groups of which an input differs, and for these alone.
+"""The assessment of every device, derived again for the groups with a changed input, and for these alone.
 
 The inputs of a group (`GroupInputs`) are all that its assessment is made of, and are compared as a whole with those of
 the last time; so it cannot be stale. Must not decide: that is `assess.py`.
@@ -45,13 +45,13 @@ def assessments(
 def _shortages(
     short: Mapping[PciAddress, str], devices: Mapping[DeviceKey, Device]
 ) -> Mapping[GroupKey, Short]:
-    """The devices of each group that cannot be inspected now, by `Host.short`."""
-    found: dict[GroupKey, list[tuple[DeviceKey, str]]] = {}
+    """Return the devices of each group that cannot be inspected now, with the reason in `short` (`Host.short`)."""
+    by_group: dict[GroupKey, list[tuple[DeviceKey, str]]] = {}
     for key, device in devices.items() if short else ():
         why = [short[unit.address] for unit in device.units if unit.address in short]
         if why:
-            found.setdefault(key if device.group is None else device.group, []).append((key, why[0]))
-    return {group: tuple(of_group) for group, of_group in found.items()}
+            by_group.setdefault(key if device.group is None else device.group, []).append((key, why[0]))
+    return {group: tuple(of_group) for group, of_group in by_group.items()}
 
 
 @memoized

@@ -1,6 +1,6 @@
 """The inputs of each IOMMU group's assessment, from what is known of the whole node.
 
-Plain loops, as in `devices/inventory.py`. Must not judge what any of it means.
+Must not judge what any of it means.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     """Answer GetPreferredAllocation from known facts: first the devices that could really be opened; last those in a
     group with a device that has an owner and that kubelet does not offer, as it has not received the last list yet."""
     by_id = devices_by_id(state, event.resource)
-    owned = state.index.having
+    owned = state.index.possible_owners
     busy = {
         i
         for i, d in by_id.items()

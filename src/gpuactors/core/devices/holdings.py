@@ -1,7 +1,6 @@
-"""The owners of each device by kubelet's word or ours: pods, grants and claims.
+"""The owners of each device: pods, grants and claims, by kubelet's ledger and by this daemon's own records.
 
-Plain loops over what its arguments name, as in `inventory.py`. Must not judge what that means for a device: that is
-decided in `assessment/`.
+Must not judge what an owner means for a device: that is decided in `assessment/`.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from gpuactors.core.values.model import (
 from gpuactors.core.values.owner import Allocation, Named, Owner, gpu_uuid, is_mig_device, owner_of
 
 _IDS_KEPT: Final = 8_192
-"""Of how many IDs it is remembered what they may be: a node's other plugins may have thousands in kubelet's ledger."""
+"""The number of IDs whose meaning is cached: a node's other plugins may have thousands in kubelet's ledger."""
 
 
 class Holdings(Struct, frozen=True, gc=False):
-    """The owners of each device by the word of kubelet, and by ours."""
+    """The owners of each device, and the names in kubelet's ledger by what they mean."""
 
     owners: Mapping[DeviceKey, Owner]
-    """Every device that kubelet has given to a pod or claim, under whatever ID and API."""
+    """The owner of every device that a pod or claim has, under whatever ID and API."""
     given: Mapping[ResourceName, frozenset[DeviceId]]
     """The IDs that kubelet's ledger gives to pods, by resource, those of other plugins included."""
     unknown: frozenset[Named]
     """The names in kubelet's ledger that mean no device."""
     vague: frozenset[Named]
-    """The names in kubelet's ledger that mean some GPU on its host's driver: a part of it, or it by a UUID that no GPU
-    is known to have."""
+    """The names in kubelet's ledger that mean an unknown GPU on its host's driver: a part of one, or one by a UUID that
+    no GPU is known to have."""
     unlisted: frozenset[Named]
     """The names that mean a device and are not in kubelet's ledger."""
 
@@ -55,25 +54,24 @@ def holdings(
     ended: frozenset[tuple[str, str]],
     others: Mapping[DeviceKey, tuple[Allocation, ...]],
 ) -> Holdings:
-    """The owners of each device by the entries of kubelet's ledger, by its claims, by our own, and by those of other
+    """Derive the owners from kubelet's ledger (`entries`, `claims`), the claims of gpuactors and those of other
     programs.
 
-    `names`: see `Meanings.names`. `claims`: as kubelet lists them. `reserved`: see `Gpus.reserved`, our own claims'
-    devices, which kubelet does not list yet, or not any more. `admin`, `ended`: see `Gpus`, those of the claims that
-    own nothing, or nothing any more, though kubelet still lists them. `others`: see `Others.has`.
+    `names` is `Meanings.names`, `others` is `Others.allocations`. The rest is of `Gpus`: kubelet does not list
+    `reserved` devices yet, or not any more; it still lists `admin` and `ended` claims, which own nothing.
     """
-    having = _by_claim(claims, reserved, admin, ended, others)
+    allocations = _by_claim(claims, reserved, admin, ended, others)
     for key, of_device in names.items():
         by_name = [Allocation(*name, entries.get(name)) for name in of_device]
-        having[key] = [*by_name, *having.get(key, ())]
-    known = {name for of_device in names.values() for name in of_device}
-    unknown = entries.keys() - known
+        allocations[key] = [*by_name, *allocations.get(key, ())]
+    resolved_names = {name for of_device in names.values() for name in of_device}
+    unknown = entries.keys() - resolved_names
     return Holdings(
-        owners={key: owner_of(of_device) for key, of_device in having.items()},
+        owners={key: owner_of(of_device) for key, of_device in allocations.items()},
         given=_given(entries),
         unknown=frozenset(unknown),
-        vague=frozenset([n for n in entries if _is_vague(n[1], is_known=n in known)]),
-        unlisted=frozenset(known - entries.keys()),
+        vague=frozenset([n for n in entries if _is_vague(n[1], is_known=n in resolved_names)]),
+        unlisted=frozenset(resolved_names - entries.keys()),
     )
 
 
@@ -84,19 +82,21 @@ def _by_claim(
     ended: frozenset[tuple[str, str]],
     others: Mapping[DeviceKey, tuple[Allocation, ...]],
 ) -> dict[DeviceKey, list[Allocation]]:
-    """Kubelet's list without our claims that own nothing, with our claims that it does not list, and with those of
-    other programs whose devices it lists by other names."""
+    """Return the allocations by claims: those that kubelet lists and that own a device, those of gpuactors that it does
+    not list, and those of other programs whose devices it lists by other names."""
     owning = {
         a: [c for c in listed if (c.name, a) not in admin and c.name not in ended]
         for a, listed in claims.items()
     }
-    for address, own in reserved.items():
-        if own.name not in {c.name for c in owning.get(address, ())}:
-            owning.setdefault(address, []).append(own)
-    found = {a: [Allocation(None, c.claim, c) for c in of_it] for a, of_it in owning.items() if of_it}
+    for address, claimed in reserved.items():
+        if claimed.name not in {c.name for c in owning.get(address, ())}:
+            owning.setdefault(address, []).append(claimed)
+    allocations = {
+        a: [Allocation(None, c.claim, c) for c in owners] for a, owners in owning.items() if owners
+    }
     for address, of_others in others.items():
-        found.setdefault(address, []).extend(of_others)
-    return found
+        allocations.setdefault(address, []).extend(of_others)
+    return allocations
 
 
 def _given(entries: Mapping[Named, Pod]) -> dict[ResourceName, frozenset[DeviceId]]:
@@ -116,7 +116,8 @@ def unresolved(unknown: frozenset[Named], resources: frozenset[ResourceName]) ->
 
 @memoized_each
 def _may_mean(device_id: DeviceId) -> bool:
-    """It may come to mean a device whatever its resource: a key, or an ID of NVIDIA's device plugin for containers."""
+    """Return whether an ID may come to mean a device whatever its resource: it is a key, or an ID of NVIDIA's device
+    plugin for containers."""
     return is_key(device_id) or gpu_uuid(device_id) is not None
 
 
@@ -127,11 +128,11 @@ def _is_vague(device_id: str, *, is_known: bool) -> bool:
 
 @memoized
 def owned(
-    having: Mapping[DeviceKey, Owner], group_of: Mapping[DeviceKey, GroupKey]
+    owners: Mapping[DeviceKey, Owner], group_of: Mapping[DeviceKey, GroupKey]
 ) -> Mapping[GroupKey, Owned]:
-    """The owners of each group's functions, without those of functions that are gone."""
-    found: dict[GroupKey, list[tuple[DeviceKey, Owner]]] = {}
-    for key in sorted(having):
+    """Derive `Index.owned`: the owners of each group's functions, without those of functions that are gone."""
+    by_group: dict[GroupKey, list[tuple[DeviceKey, Owner]]] = {}
+    for key in sorted(owners):
         if (group := group_of.get(key)) is not None:
-            found.setdefault(group, []).append((key, having[key]))
-    return {group: tuple(of_group) for group, of_group in found.items()}
+            by_group.setdefault(group, []).append((key, owners[key]))
+    return {group: tuple(of_group) for group, of_group in by_group.items()}

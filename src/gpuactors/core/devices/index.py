@@ -1,8 +1,7 @@
-"""What is derived of the node's functions, devices and owners, from the parts of the state that it follows from.
+"""The index of the node's functions, devices and owners, derived from parts of the state.
 
-Each part is made as a whole by a function of `inventory.py`, `holdings.py` or `others.py`, of which the arguments are
-all that it follows from. Those that cost most remember their last results (`values/memo.py`). `NodeState.index` is that
-of its state.
+Each part is derived as a whole by a function of `inventory.py`, `holdings.py` or `others.py`, from its arguments alone.
+The expensive ones remember their last results (`values/memo.py`). `NodeState.index` is the index of that state.
 
 Must not judge: owner and status of a device are decided in `assessment/`.
 """
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Mapping, Set
 from msgspec import Struct
 
 from gpuactors.core.devices.holdings import holdings, owned, unresolved
-from gpuactors.core.devices.inventory import Inventory, by_id, devices, inventory, meanings, polled
+from gpuactors.core.devices.inventory import Inventory, by_id, devices, inventory_of, meanings_of, polled
 from gpuactors.core.devices.others import doubted, of_ids, others
 from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.group import GroupKey, Owned
@@ -39,10 +38,10 @@ from gpuactors.core.values.selector import Selector
 
 
 class Index(Struct, frozen=True, gc=False):
-    """All of it, flat."""
+    """All parts of the index, flat."""
 
     groups: Mapping[int, tuple[PciFunction, ...]]
-    """See `Inventory`, as for the others of its fields here."""
+    """The same as in `Inventory`, like the next fields."""
     present: Mapping[DeviceKey, Device]
     group_of: Mapping[DeviceKey, GroupKey]
     switches: frozenset[PciAddress]
@@ -51,50 +50,50 @@ class Index(Struct, frozen=True, gc=False):
     uuids: Mapping[str, DeviceKey]
 
     resolved_by: Mapping[DeviceKey, tuple[Named, ...]]
-    """See `Meanings.names`."""
+    """The same as `Meanings.names`."""
     aliases: Mapping[Named, DeviceKey]
-    """See `Meanings`, as for the others of its fields here."""
+    """The same as in `Meanings`, like the next field."""
     inspected_always: frozenset[PciAddress]
 
     resources: frozenset[ResourceName]
-    """The resources that are served here: of the selected functions, of the lists, and those that an earlier daemon
-    served, as long as a pod has a device of them by one of our IDs."""
+    """The resources that are served here: of the selected functions, of the device lists, and those that an earlier
+    daemon served, as long as a pod has a device of them by an ID of gpuactors."""
     devices: Mapping[DeviceKey, Device]
-    """See `inventory.devices`."""
+    """The selected and the allocated devices, sorted by key, from `inventory.devices`."""
     unbinding: frozenset[DeviceKey]
-    """The devices that may be being unbound."""
+    """The devices that may be in the middle of an unbind."""
     by_id: Mapping[ResourceName, Mapping[DeviceId, Device]]
     """The devices of each resource by the IDs that kubelet may use: the listed and allocated IDs, and the PCI
     address."""
     listed_aliases: Mapping[Named, DeviceKey]
-    """The devices that are listed by another ID than their PCI address."""
+    """The devices that are listed by another ID than their PCI address, by that ID."""
     polled: Mapping[int, tuple[PciAddress, ...]]
-    """The groups with a device that is on a vfio driver, or may be leaving one, sorted, with the functions that a
-    virtual machine can have open: those on a vfio driver, and those that are leaving one; none of a group that has no
-    function of the host."""
+    """The groups to poll: those with a device that is on a vfio driver, or may be leaving one. Sorted, each with the
+    functions that a VM can have open: those on a vfio driver or leaving one; none for a group that has no function of
+    the host."""
     in_use: frozenset[int]
     """The groups that were in use when they were last polled."""
 
     owners: Mapping[DeviceKey, Owner]
-    """See `Holdings`, as for the others of its fields here."""
+    """The same as in `Holdings`, like the next two fields."""
     given: Mapping[ResourceName, frozenset[DeviceId]]
     unlisted: frozenset[Named]
     unresolved: frozenset[Named]
-    """The names in kubelet's ledger that mean no known device, and may come to mean one: a PCI address, an ID of a
-    resource that is served here, or one of NVIDIA's device plugin for containers. Of all others, which may be
-    thousands, no device is ever looked for."""
-    having: Mapping[DeviceKey, Owner]
-    """The owners, and those who may be one."""
+    """The names in kubelet's ledger that mean no known device, but may come to mean one: a PCI address, an ID of a
+    resource that is served here, or one of NVIDIA's device plugin for containers. Other names, maybe thousands, are
+    ignored."""
+    possible_owners: Mapping[DeviceKey, Owner]
+    """The owners, and those that may own a device without an owner."""
     owned: Mapping[GroupKey, Owned]
-    """Who has each group, or may have it, by the word of kubelet, and by ours."""
+    """The possible owners of each group's devices."""
 
     def group_number(self, device: DeviceKey) -> int | None:
-        """The number of a device's IOMMU group; None: it is in none, or not there."""
+        """Return the number of a device's IOMMU group; None if it is in none, or not there."""
         group = self.group_of.get(device)
         return group if isinstance(group, int) else None
 
     def group_numbers(self, devices: Iterable[DeviceKey]) -> frozenset[int]:
-        """Those of all of these devices."""
+        """Return the numbers of these devices' groups."""
         return frozenset(g for device in devices if isinstance(g := self.group_of.get(device), int))
 
 
@@ -116,52 +115,52 @@ def index(
     served: Set[ResourceName],
     device_lists: Mapping[ResourceName, DeviceList],
 ) -> Index:
-    """The index of these parts of the state; see `Polls`, `Kubelet`, `Ledger`, `Gpus` and `Published`."""
-    known, meant = inventory(functions, selectors), meanings(resolved)
-    resources = _resources(known, resolved, served, device_lists)
-    of_node = devices(known, meant, resolved, resources)
+    """Derive the index from parts of the state: `Host`, `Polls`, `Kubelet`, `Ledger`, `Gpus` and `Published`."""
+    inventory, meanings = inventory_of(functions, selectors), meanings_of(resolved)
+    resources = _resources(inventory, resolved, served, device_lists)
+    node_devices = devices(inventory, meanings, resolved, resources)
     listed_aliases = _aliases(device_lists)
-    of_others = others(known, unplaced, specs, own)
-    held = holdings(meant.names, entries, claims, reserved, admin, ended, of_others.has)
-    doubts = (*of_others.doubts, *(of_ids(known, held.vague, entries) if held.vague else ()))
-    having = {**held.owners, **doubted(doubts, held.owners)} if doubts else held.owners
+    other_claims = others(inventory, unplaced, specs, own)
+    held = holdings(meanings.names, entries, claims, reserved, admin, ended, other_claims.allocations)
+    doubts = (*other_claims.doubts, *(of_ids(inventory, held.vague, entries) if held.vague else ()))
+    possible_owners = {**held.owners, **doubted(doubts, held.owners)} if doubts else held.owners
     return Index(
-        groups=known.groups,
-        present=known.present,
-        group_of=known.group_of,
-        switches=known.switches,
-        names=known.names,
-        models=known.models,
-        uuids=known.uuids,
-        resolved_by=meant.names,
-        aliases=meant.aliases,
-        inspected_always=meant.inspected_always,
+        groups=inventory.groups,
+        present=inventory.present,
+        group_of=inventory.group_of,
+        switches=inventory.switches,
+        names=inventory.names,
+        models=inventory.models,
+        uuids=inventory.uuids,
+        resolved_by=meanings.names,
+        aliases=meanings.aliases,
+        inspected_always=meanings.inspected_always,
         resources=resources,
-        devices=of_node,
-        unbinding=frozenset([key for key, device in of_node.items() if device.may_be_unbinding]),
-        by_id=by_id(of_node, meant.aliases, listed_aliases),
+        devices=node_devices,
+        unbinding=frozenset([key for key, device in node_devices.items() if device.may_be_unbinding]),
+        by_id=by_id(node_devices, meanings.aliases, listed_aliases),
         listed_aliases=listed_aliases,
-        polled=polled(known.groups, of_node, leaving),
+        polled=polled(inventory.groups, node_devices, leaving),
         in_use=frozenset([group for group, use in observed.items() if use.in_use]),
         owners=held.owners,
         given=held.given,
         unlisted=held.unlisted,
         unresolved=unresolved(held.unknown, resources),
-        having=having,
-        owned=owned(having, known.group_of),
+        possible_owners=possible_owners,
+        owned=owned(possible_owners, inventory.group_of),
     )
 
 
 def _resources(
-    known: Inventory,
+    inventory: Inventory,
     resolved: Iterable[Named],
     served: Set[ResourceName],
     device_lists: Iterable[ResourceName],
 ) -> frozenset[ResourceName]:
     """Derive `Index.resources`."""
-    resources = {*known.models, *device_lists}
-    if others := served - resources:
-        resources |= {resource for resource, _ in resolved if resource in others}
+    resources = {*inventory.models, *device_lists}
+    if unlisted := served - resources:
+        resources |= {resource for resource, _ in resolved if resource in unlisted}
     return frozenset(resources)
 
 

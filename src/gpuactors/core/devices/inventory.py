@@ -1,7 +1,7 @@
-"""From functions to groups and devices: what is there, and which of it is ours.
+"""From functions to groups and devices: those that are there, and those that are offered here.
 
-Plain loops. A part is made anew as a whole when one of its inputs, which are its arguments, differs; so it cannot be
-stale. Which devices there are the kinds say (`kinds/table.py`).
+Each part is derived as a whole from its arguments, again when one of them differs; so it cannot be stale. The kinds say
+which devices there are (`kinds/table.py`).
 
 Must not judge: owner and status of a device are decided in `assessment/`.
 """
@@ -35,43 +35,43 @@ from gpuactors.core.values.selector import Selector
 
 
 class Inventory(Struct, frozen=True, gc=False):
-    """The inventory, by the functions and the operator's selectors."""
+    """The groups and devices of the node, by its functions and the operator's selectors."""
 
     functions: Functions
-    """See `Host.functions`."""
+    """The same as `Host.functions`."""
     present: Mapping[DeviceKey, Device]
     """Every device that is there, sorted by key, chosen by a selector or not, with the resource of its model."""
     groups: Mapping[int, tuple[PciFunction, ...]]
-    """By the number of their IOMMU group; each sorted by address."""
+    """The functions of each IOMMU group, sorted by address."""
     group_of: Mapping[DeviceKey, GroupKey]
-    """The group of each of these devices."""
+    """The group of each device in `present`."""
     switches: frozenset[PciAddress]
     """The NVSwitches that are on a driver of the host."""
     names: Mapping[DeviceKey, ResourceName]
-    """The selected devices with the resource of their model's name, sorted by key: an older plugin's ID, which is the
-    group's number, means the first of the group's members."""
+    """The resource of each selected device by its model's name, sorted by key: an older plugin's ID, the number of a
+    group, means the first of the group's members."""
     models: Mapping[ResourceName, frozenset[str]]
-    """The models of the selected devices, by the resource of their name. A device that is listed by a former name,
-    because a pod has it, does not count."""
+    """The models of the selected devices, by the resource of their name; not of a device that is listed by a former
+    name, as a pod has it."""
     uuids: Mapping[str, DeviceKey]
-    """The GPUs by the UUID that NVIDIA's driver names them by, where it is known."""
+    """The GPUs by the UUID that NVIDIA's driver gives them, if it is known."""
 
 
 class Meanings(Struct, frozen=True, gc=False):
-    """The devices that the names in kubelet's ledger and our grants mean."""
+    """The devices that the names in kubelet's ledger and in grants mean."""
 
     names: Mapping[DeviceKey, tuple[Named, ...]]
     """The names of each device, in order."""
     aliases: Mapping[Named, DeviceKey]
-    """The names that are no PCI address."""
+    """The device of each name that is no PCI address."""
     inspected_always: frozenset[PciAddress]
-    """The functions of the devices of our resources that are allocated to pods: inspected whatever the selectors
+    """The functions of the devices that pods have by a resource of gpuactors: inspected whatever the selectors
     choose."""
 
 
 @memoized
-def inventory(functions: Functions, selectors: tuple[Selector, ...]) -> Inventory:
-    """The groups and devices of these functions, which are sorted by address."""
+def inventory_of(functions: Functions, selectors: tuple[Selector, ...]) -> Inventory:
+    """Derive the groups and devices of these functions, which are sorted by address."""
     groups = by_group(functions)
     present = table.devices(HostFacts(functions, groups, selectors))
     selected = {key: device for key, device in present.items() if device.is_selected}
@@ -93,19 +93,21 @@ def inventory(functions: Functions, selectors: tuple[Selector, ...]) -> Inventor
 
 
 @memoized
-def meanings(resolved: Mapping[Named, Resolved]) -> Meanings:
-    """The devices that the names in kubelet's ledger and our grants mean."""
+def meanings_of(resolved: Mapping[Named, Resolved]) -> Meanings:
+    """Derive the meanings of the names in kubelet's ledger and in grants."""
     names: dict[DeviceKey, list[Named]] = {}
     for name in sorted(resolved):
         names.setdefault(resolved[name].key, []).append(name)
     return Meanings(
         names={address: tuple(of_device) for address, of_device in names.items()},
-        aliases={n: meant.key for n, meant in resolved.items() if n[1] != DeviceId(meant.key)},
+        aliases={
+            n: resolved_as.key for n, resolved_as in resolved.items() if n[1] != DeviceId(resolved_as.key)
+        },
         inspected_always=frozenset(
             [
-                function_address(m.key)
-                for m in resolved.values()
-                if m.ids is not None or m.inspection_requested
+                function_address(resolved_as.key)
+                for resolved_as in resolved.values()
+                if resolved_as.ids is not None or resolved_as.inspection_requested
             ]
         ),
     )
@@ -113,54 +115,62 @@ def meanings(resolved: Mapping[Named, Resolved]) -> Meanings:
 
 @memoized
 def devices(
-    known: Inventory, meant: Meanings, resolved: Mapping[Named, Resolved], resources: frozenset[ResourceName]
+    inventory: Inventory,
+    meanings: Meanings,
+    resolved: Mapping[Named, Resolved],
+    resources: frozenset[ResourceName],
 ) -> Mapping[DeviceKey, Device]:
-    """Every device of this node, sorted by key: the selected ones, and the allocated ones of `resources`, which are
-    those served here. Whatever is selected or named now, an allocated device belongs to the resource that it was
-    allocated as, until the pod ends."""
-    found = {key: known.present[key] for key in known.names}
-    others = {m.key for n, m in resolved.items() if known.names.get(m.key) != n[0]}
-    for key in others & known.present.keys():
-        device = known.present[key]
-        given = {
+    """Return the devices of this node, sorted by key: the selected ones, and the allocated ones of `resources`, those
+    served here. Until its pod ends, an allocated device belongs to the resource that it was allocated as, whatever is
+    selected or named now."""
+    of_node = {key: inventory.present[key] for key in inventory.names}
+    renamed = {m.key for n, m in resolved.items() if inventory.names.get(m.key) != n[0]}
+    for key in renamed & inventory.present.keys():
+        device = inventory.present[key]
+        allocated_as = {
             name[0]
-            for name in meant.names[key]
+            for name in meanings.names[key]
             if name[0] in resources and device.model in (resolved[name].ids, "")
         }
-        if given and known.names.get(key) not in given:
-            found[key] = replace(device, resource=min(given))
-    return found if found.keys() == known.names.keys() else dict(sorted(found.items()))
+        if allocated_as and inventory.names.get(key) not in allocated_as:
+            of_node[key] = replace(device, resource=min(allocated_as))
+    return of_node if of_node.keys() == inventory.names.keys() else dict(sorted(of_node.items()))
 
 
 @memoized
 def polled(
     groups: Mapping[int, tuple[PciFunction, ...]],
-    of: Mapping[DeviceKey, Device],
+    devices: Mapping[DeviceKey, Device],
     leaving: frozenset[PciAddress],
 ) -> Mapping[int, tuple[PciAddress, ...]]:
     """Derive `Index.polled`."""
-    wanted = {d.group for d in of.values() if d.group is not None and (d.has_backing or d.may_be_unbinding)}
-    found = {
-        g: tuple([f.address for f in groups.get(g, ()) if f.vfio_bound or f.address in leaving])
-        for g in sorted(wanted)
+    polled_groups = {
+        d.group for d in devices.values() if d.group is not None and (d.has_backing or d.may_be_unbinding)
     }
-    return {group: functions for group, functions in found.items() if functions or group not in groups}
+    open_functions = {
+        g: tuple([f.address for f in groups.get(g, ()) if f.vfio_bound or f.address in leaving])
+        for g in sorted(polled_groups)
+    }
+    return {
+        group: functions for group, functions in open_functions.items() if functions or group not in groups
+    }
 
 
 @memoized
 def by_id(
-    of: Mapping[DeviceKey, Device],
+    devices: Mapping[DeviceKey, Device],
     aliases: Mapping[Named, DeviceKey],
     listed_aliases: Mapping[Named, DeviceKey],
 ) -> Mapping[ResourceName, Mapping[DeviceId, Device]]:
-    """An ID means the device that was allocated by it; if none was, the device that is listed by it."""
-    found: dict[ResourceName, dict[DeviceId, Device]] = {}
-    for address, device in of.items():
-        found.setdefault(device.resource, {})[DeviceId(address)] = device
-    also: list[tuple[ResourceName, DeviceId, Device]] = []
+    """Derive `Index.by_id`. An ID means the device that was allocated by it; if none was, the device that is listed by
+    it."""
+    by_resource: dict[ResourceName, dict[DeviceId, Device]] = {}
+    for address, device in devices.items():
+        by_resource.setdefault(device.resource, {})[DeviceId(address)] = device
+    aliased: list[tuple[ResourceName, DeviceId, Device]] = []
     for (resource, device_id), address in (*listed_aliases.items(), *aliases.items()):
-        if (known := found.get(resource, {}).get(DeviceId(address))) is not None:
-            also.append((resource, device_id, known))
-    for resource, device_id, known in also:
-        found[resource][device_id] = known
-    return found
+        if (listed := by_resource.get(resource, {}).get(DeviceId(address))) is not None:
+            aliased.append((resource, device_id, listed))
+    for resource, device_id, listed in aliased:
+        by_resource[resource][device_id] = listed
+    return by_resource

@@ -1,10 +1,10 @@
-"""The GPUs that claims of other programs have: those of another DRA driver, and those of our driver's name that are no
-claims here.
+"""The GPUs that claims of other programs have: claims of another DRA driver, and claims of this driver's name that are
+unknown here.
 
-Kubelet's list names such a device as its driver does, which says nothing of where it is. The device nodes that its CDI
-file gives the container do. A claim's file counts without kubelet's list as well: it is there from the prepare to the
-unprepare, and its driver may still bind the GPU to another driver. Where nothing says which GPU a name means, each that
-it may mean is withheld: unknown is not free.
+Kubelet's list has the name that the driver gave to such a device, which does not show where it is. The device nodes in
+its CDI file do. A claim's file is used without kubelet's list as well: it is there from the prepare to the unprepare,
+and its driver may still bind the GPU to another driver. If it is unknown which GPU a name means, every GPU that it may
+mean is withheld: unknown is not free.
 
 Must not judge what an owner means for a device: that is decided in `assessment/`.
 """
@@ -35,33 +35,35 @@ from gpuactors.core.values.quote import first_of, quoted_id, quoted_name
 NVIDIAS_DRIVER: Final = "gpu.nvidia.com"
 _NVIDIA: Final = "10de"
 _MANAGEMENT: Final = "management.nvidia.com/"
-"""Devices that give a container all GPUs to watch over (NVIDIA's container toolkit), and none to use."""
+"""The CDI kind of devices that give a container all GPUs to monitor and none to use (NVIDIA's container toolkit)."""
 _OF_DOMAINS: Final = r"(?:channel|daemon)-[0-9]+"
-"""The devices of compute domains, which are no GPUs. A daemon gets the nodes of all of them, for management."""
+"""The names of compute domains' devices, which are no GPUs. A domain's daemon gets the nodes of all GPUs, to manage
+them."""
 _GROUP_NODE: Final = r"/dev/vfio/([0-9]+)"
 _NVIDIAS_NODE: Final = r"/dev/nvidia[0-9]+"
 
 
 class Placement(Struct, frozen=True, gc=False):
-    """The GPUs that an owner has: each of them, or, where there is a doubt (`Allocation.doubt`), one of them."""
+    """The GPUs that an owner has: all of them, or one of them if `Allocation.doubt` is not empty."""
 
     owner: Allocation
     among: frozenset[DeviceKey]
 
 
 class Others(Struct, frozen=True, gc=False):
-    """What the claims of other programs have."""
+    """The GPUs that claims of other programs have."""
 
-    has: Mapping[DeviceKey, tuple[Allocation, ...]]
-    """The GPUs that they have."""
+    allocations: Mapping[DeviceKey, tuple[Allocation, ...]]
+    """The certain allocations of each GPU."""
     doubts: tuple[Placement, ...]
-    """The GPUs of which they have one."""
+    """The placements of which it is unknown which GPU the claim has."""
 
 
 @memoized
-def others(known: Inventory, claims: frozenset[ClaimedDevice], specs: CdiSpecs, own: OwnClaims) -> Others:
-    """`claims`: the devices that kubelet lists by names that are no PCI addresses."""
-    gpus = _Gpus(known)
+def others(inventory: Inventory, claims: frozenset[ClaimedDevice], specs: CdiSpecs, own: OwnClaims) -> Others:
+    """Derive the GPUs that claims of other programs have. `claims` are the devices that kubelet lists by names that are
+    no PCI addresses."""
+    gpus = _Gpus(inventory)
     placed = [
         Placement(_allocation(claimed, _TAKEN_OVER), gpus.of_driver(claimed.driver))
         for claimed in own.unplaced
@@ -76,13 +78,13 @@ def others(known: Inventory, claims: frozenset[ClaimedDevice], specs: CdiSpecs, 
         if spec.nodes and spec.claim and spec.claim not in own.uids and listed.isdisjoint(spec.devices):
             claimed = ClaimedDevice(spec.driver, "", spec.path, "", None, spec.claim)
             placed += _by_nodes(gpus, claimed, spec.nodes, is_certain=True)
-    has: dict[DeviceKey, dict[Allocation, None]] = {}
-    for one in placed:
-        for address in one.among if not one.owner.doubt else ():
-            has.setdefault(address, {})[one.owner] = None
+    allocations: dict[DeviceKey, dict[Allocation, None]] = {}
+    for placement in placed:
+        for address in placement.among if not placement.owner.doubt else ():
+            allocations.setdefault(address, {})[placement.owner] = None
     return Others(
-        {address: tuple(owners) for address, owners in has.items()},
-        tuple(one for one in placed if one.owner.doubt),
+        {address: tuple(owners) for address, owners in allocations.items()},
+        tuple(placement for placement in placed if placement.owner.doubt),
     )
 
 
@@ -91,56 +93,58 @@ _TAKEN_OVER: Final = "NVIDIA's driver has prepared it, and nothing says which GP
 
 @final
 class _Gpus:
-    """The GPUs of the node by what a file or a driver says of one."""
+    """The GPUs of the node, by a device node or by a driver."""
 
-    def __init__(self, known: Inventory) -> None:
-        self._known = known
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
         self._by_node: dict[str, set[DeviceKey]] = {}
-        for address, function in known.functions.items():
+        for address, function in inventory.functions.items():
             for node in (*function.host_nodes, *function.nodes):
                 self._by_node.setdefault(node, set()).add(device_key(address))
 
     def of_node(self, node: str) -> set[DeviceKey]:
-        """Those that a container with this node has: whoever has an IOMMU group has all of its functions."""
+        """Return the GPUs that a container with this device node has: all of an IOMMU group."""
         if (match := re.fullmatch(_GROUP_NODE, node)) is not None:
-            members = self._known.groups.get(int(match[1]), ())
-            return {key for f in members if (key := device_key(f.address)) in self._known.names}
+            members = self._inventory.groups.get(int(match[1]), ())
+            return {key for f in members if (key := device_key(f.address)) in self._inventory.names}
         return self._by_node.get(node, set())
 
     def of_driver(self, driver: str) -> frozenset[DeviceKey]:
-        """Every one that a driver may have given away: one of NVIDIA's gives away NVIDIA's."""
+        """Return every GPU that a driver may have allocated: one of NVIDIA's drivers allocates NVIDIA's GPUs."""
         is_nvidias = driver.endswith(".nvidia.com")
-        return frozenset(k for k, f in _selected(self._known) if not is_nvidias or f.vendor in (_NVIDIA, ""))
+        return frozenset(
+            k for k, f in _selected(self._inventory) if not is_nvidias or f.vendor in (_NVIDIA, "")
+        )
 
     @cached_property
     def unnumbered(self) -> frozenset[DeviceKey]:
-        """Those of which NVIDIA's driver does not say the number of the node."""
-        return frozenset(key for key, f in _on_nvidia(self._known) if not f.host_nodes)
+        """The GPUs on NVIDIA's driver whose node number is unknown."""
+        return frozenset(key for key, f in _on_nvidia(self._inventory) if not f.host_nodes)
 
 
 def _placed(
     gpus: _Gpus, claimed: ClaimedDevice, by_id: Mapping[str, CdiSpec], specs: CdiSpecs, own_driver: str
 ) -> Iterator[Placement]:
-    """Where a device is that kubelet lists; nothing if it is no GPU."""
+    """Yield the placements of a device that kubelet lists; none if it is no GPU."""
     ids = [i for i in claimed.cdi_ids if not (is_metadata(i) or i.startswith(_MANAGEMENT))]
-    found = [by_id[i] for i in ids if i in by_id]
-    nodes = dict.fromkeys(node for spec in found for node in spec.nodes)
+    specs_of_ids = [by_id[i] for i in ids if i in by_id]
+    nodes = dict.fromkeys(node for spec in specs_of_ids for node in spec.nodes)
     if nodes:
-        # Of a file of several devices that is no claim's it is not known here which of them has which node.
-        is_certain = all(spec.claim or len(spec.devices) == 1 for spec in found)
+        # It is unknown here which node belongs to which device of a file of several devices, unless a claim has it.
+        is_certain = all(spec.claim or len(spec.devices) == 1 for spec in specs_of_ids)
         yield from _by_nodes(gpus, claimed, nodes, is_certain=is_certain)
         return
     missing = [i for i in ids if i not in by_id]
     if not missing and (ids or claimed.driver not in (NVIDIAS_DRIVER, own_driver)):
-        return  # it has no GPU's node, and so no GPU
-    said = f"kubelet lists {quoted_id(claimed.device)} of {quoted_name(claimed.driver)} for it"
+        return  # without the node of a GPU it has no GPU
+    listed = f"kubelet lists {quoted_id(claimed.device)} of {quoted_name(claimed.driver)} for it"
     unread = f": {specs.problem}" if specs.problem else ""
     file = (
         f"no file in the CDI directory defines {quoted_name(missing[0])}{unread}"
         if missing
         else "no CDI device"
     )
-    why = f"{said}, {file}, and nothing says which GPU that is"
+    why = f"{listed}, {file}, and nothing says which GPU that is"
     yield Placement(_allocation(claimed, why), gpus.of_driver(claimed.driver))
 
 
@@ -165,21 +169,21 @@ def _allocation(claimed: ClaimedDevice, doubt: str = "") -> Allocation:
     return Allocation(None, claimed.claim, claimed, doubt)
 
 
-def _selected(known: Inventory) -> list[tuple[DeviceKey, PciFunction]]:
-    return [(key, known.functions[function_address(key)]) for key in known.names]
+def _selected(inventory: Inventory) -> list[tuple[DeviceKey, PciFunction]]:
+    return [(key, inventory.functions[function_address(key)]) for key in inventory.names]
 
 
-def _on_nvidia(known: Inventory) -> list[tuple[DeviceKey, PciFunction]]:
-    return [(key, f) for key, f in _selected(known) if f.driver == "nvidia"]
+def _on_nvidia(inventory: Inventory) -> list[tuple[DeviceKey, PciFunction]]:
+    return [(key, f) for key, f in _selected(inventory) if f.driver == "nvidia"]
 
 
-def of_ids(known: Inventory, vague: Iterable[Named], entries: Mapping[Named, Pod]) -> list[Placement]:
-    """The doubts by IDs of NVIDIA's device plugin in kubelet's ledger that do not say of which GPU they are.
+def of_ids(inventory: Inventory, vague: Iterable[Named], entries: Mapping[Named, Pod]) -> list[Placement]:
+    """Return the placements of IDs of NVIDIA's device plugin that do not show which GPU they belong to.
 
-    That of a MIG device may be of each GPU that is divided, or, where that is not known, that may be. A UUID that no
-    GPU is known to have may be of each of which NVIDIA's driver does not say it.
+    The ID of a MIG device may belong to each divided GPU; if none is known to be divided, to each that may be. An
+    unknown UUID may belong to each GPU whose UUID is unknown.
     """
-    on_driver = _on_nvidia(known)
+    on_driver = _on_nvidia(inventory)
     divided = [key for key, f in on_driver if f.has_parts]
     undetermined = [key for key, f in on_driver if f.has_parts is None]
     with_parts = frozenset(divided or undetermined or [key for key, _ in on_driver])
@@ -197,9 +201,9 @@ _NAMELESS: Final = "NVIDIA's driver does not say the UUID of this GPU"
 
 
 def doubted(doubts: Iterable[Placement], owners: Mapping[DeviceKey, Owner]) -> Mapping[DeviceKey, Owner]:
-    """The GPUs without an owner that one of these may have, sorted by key."""
-    found: dict[DeviceKey, list[Allocation]] = {}
+    """Return the possible owners of the GPUs without an owner, sorted by key."""
+    doubts_of: dict[DeviceKey, list[Allocation]] = {}
     for doubt in doubts:
         for address in doubt.among - owners.keys():
-            found.setdefault(address, []).append(doubt.owner)
-    return {address: owner_of(of) for address, of in sorted(found.items())}
+            doubts_of.setdefault(address, []).append(doubt.owner)
+    return {address: owner_of(allocations) for address, allocations in sorted(doubts_of.items())}

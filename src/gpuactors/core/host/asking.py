@@ -1,18 +1,17 @@
-"""What kubelet is asked with a read of its ledger.
+"""The questions of a read of kubelet's ledger.
 
-Theory of operation. PodResources' List has an effect on kubelet: it frees the devices of pods that have ended, and if
-there is such a pod, makes its set of allocated devices anew from the pods that have them. The device of an Allocate in
-flight is not among those yet, so kubelet forgets it, and gives it to the next pod while the first one runs
+Theory of operation. PodResources' List has an effect on kubelet: it frees the devices of ended pods, and if there is
+such a pod, rebuilds its set of allocated devices from the pods that have them. The device of an Allocate in flight is
+not among those yet, so kubelet forgets it, and gives it to the next pod while the first one runs
 (pkg/kubelet/cm/devicemanager/manager.go, UpdateAllocatedDevices; kubernetes pull request 137534). Get,
 GetAllocatableResources and the ledger file have no such effect.
 
 So a read asks for List only if there is something that only List shows, and never while kubelet may be in the middle of
-an Allocate of ours. Allocates of other plugins cannot be seen; therefore it is seldom asked in general. What only List
-shows:
+an Allocate of gpuactors. Allocates of other plugins cannot be seen, so List is rare in general. Only List shows:
 
 - the names of pods: the file has UIDs. Get asks for a pod by its name, so one List is for all pods since the last one;
-- DRA claims of other drivers: asked for when a pod has come (its cgroup), a group is in use and nobody known has it, or
-  a claim of ours is to get a GPU;
+- DRA claims of other drivers: asked for when a pod has come (its cgroup), a group is in use without a known owner, or
+  a claim of gpuactors is to get a GPU;
 - whether a kubelet that has just started knows its pods (`ledger/kubelet_startup.py`).
 
 Must not decide when the ledger is read: `schedule.py` does that.
@@ -32,30 +31,29 @@ from gpuactors.core.values.model import Asking, CallKind, DeviceKey, Pod, Role, 
 from gpuactors.core.values.owner import Owner
 
 GETS_MAX: Final = 8
-"""Pods that kubelet is asked for with one read of its ledger: it allows a burst of 10 questions, and 100 a second, to
-all clients of PodResources together."""
+"""The maximum number of pods that one read asks for: kubelet allows a burst of 10 questions, and 100 a second, to all
+clients of PodResources together."""
 
 LIST_S: Final = 3600.0
-"""How often kubelet is asked to list its pods where no pod has come and nothing else leads to it. Not harmless, as said
-above."""
+"""The maximum time between two Lists, if no pod has come and nothing else leads to one. Not harmless, see above."""
 
 LIST_UNSEEN_S: Final = 300.0
-"""The same where no pod's cgroup is seen: how late it is noticed that another DRA driver has a GPU, if nothing opens
-it."""
+"""The same time if pods' cgroups cannot be seen: the delay until it is noticed that another DRA driver has a GPU that
+nothing opens."""
 
 LIST_NAMES_S: Final = 10.0
-"""The least time from one List to the next because a pod has come: how late its name is known, and that it has a GPU by
-another driver's claim. On a kubelet without Get also how late a forced deletion is noticed."""
+"""The minimum time between two Lists because a pod has come: the delay until its name is known, and that it has a GPU
+by another driver's claim. On a kubelet without Get also the delay until a forced deletion is noticed."""
 
 LIST_SOON_S: Final = 5.0
-"""The same for the first pod after twice that time without List."""
+"""The same time for the first pod after twice LIST_NAMES_S without List."""
 
 LIST_AGAIN_S: Final = 1.0
-"""The least time from one List to the next, if no claim waits for it."""
+"""The minimum time between two Lists, if no claim waits for one."""
 
 
 def question(state: NodeState, at: float) -> Asking:
-    """What the read that is requested at `at` asks."""
+    """Return what a read that is requested at `at` asks kubelet."""
     asking = state.kubelet.ledger.asking
     if may_list(state, at) and list_due_at(state) <= at:
         asking = replace(asking, lists=True, wanted=False, listed_at=at, gap_s=at - asking.listed_at)
@@ -63,8 +61,10 @@ def question(state: NodeState, at: float) -> Asking:
         asking = replace(asking, lists=False)
     if not asking.has_get:
         return replace(asking, pods=())
-    if doubted := [a for call in state.calls.waiting.values() if call.doubted is not None for a in call.seen]:
-        return replace(asking, pods=tuple(_named(_pods(_of_groups(state, doubted)))[:GETS_MAX]))
+    if doubted_devices := [
+        a for call in state.calls.waiting.values() if call.doubted is not None for a in call.seen
+    ]:
+        return replace(asking, pods=tuple(_named(_pods(_of_groups(state, doubted_devices)))[:GETS_MAX]))
     if state.calls.waiting:
         return replace(asking, pods=())
     unplaced = (c.pod for c in state.kubelet.ledger.unplaced if c.pod is not None)
@@ -74,9 +74,9 @@ def question(state: NodeState, at: float) -> Asking:
 
 
 def may_list(state: NodeState, at: float) -> bool:
-    """Kubelet is in no Allocate of ours: none waits for its answer here, and kubelet has had the time to take what was
-    answered. It does so at once, whatever the other resources of the container wait for (`allocateContainerResources`).
-    A daemon that does not serve does not know of those of the one that does."""
+    """Return whether kubelet is in no Allocate of gpuactors: none waits for its answer here, and kubelet has had time
+    to record the last answers. It does so at once, whatever the other resources of the container wait for
+    (`allocateContainerResources`). A daemon that does not serve does not know the calls of the one that does."""
     if state.daemon.role is not Role.SERVING:
         return False
     if any(call.kind is CallKind.ALLOCATE for call in state.calls.waiting.values()):
@@ -85,19 +85,19 @@ def may_list(state: NodeState, at: float) -> bool:
 
 
 def listed_at(until: float) -> float:
-    """From when on a requested List has the pending allocation that ends at `until`, if a pod has the device. Both in
-    seconds of the core's clock."""
+    """Return from when on a requested List has the pending allocation that ends at `until`, if a pod has the device.
+    Both in seconds of the core's clock."""
     return until - limits.GRANT_GRACE_S + limits.GRANT_LEDGER_S
 
 
 def written_at(until: float) -> float:
-    """From when on kubelet's file has the pending allocation that ends at `until`, if a pod has the device. Both in
-    seconds of the core's clock."""
+    """Return from when on kubelet's file has the pending allocation that ends at `until`, if a pod has the device. Both
+    in seconds of the core's clock."""
     return until - limits.GRANT_GRACE_S + limits.GRANT_FILE_S
 
 
 def list_due_at(state: NodeState) -> float:
-    """From when on there may be something that only List shows."""
+    """Return from when on there may be something that only List shows."""
     ledger, asking = state.kubelet.ledger, state.kubelet.ledger.asking
     if asking.wanted:
         return -math.inf
@@ -108,40 +108,41 @@ def list_due_at(state: NodeState) -> float:
         is_early = asking.listed_at < ledger.young.since + limits.LEDGER_SETTLE_S
         after.append(limits.LEDGER_S if is_early else LIST_NAMES_S)
     if ledger.young.socket is not None and ledger.young.settled_at == math.inf:
-        # It may not know its pods, for as long as the API server is away: asked as seldom as it has been so.
+        # Kubelet may not know its pods while the API server is away: the longer that lasts, the rarer List is.
         after.append(max(LIST_NAMES_S, asking.listed_at - ledger.young.since))
-    ours = _ours(state)
-    is_new = ledger.books.came != asking.came or not all(pod.name for pod in ours)
-    if is_new or (ours and not asking.has_get):  # without Get nothing else shows a forced deletion
+    pods = _ours(state)
+    is_new = ledger.books.came != asking.came or not all(pod.name for pod in pods)
+    if is_new or (pods and not asking.has_get):  # without Get nothing else shows a forced deletion
         was_quiet = asking.gap_s >= 2 * LIST_NAMES_S
         after.append(LIST_SOON_S if was_quiet else LIST_NAMES_S)
     return asking.listed_at + min(after)
 
 
 def _has_unknown_user(state: NodeState) -> bool:
-    """A group is in use since kubelet last listed its pods, and nobody known has it, or had it."""
+    """Return whether a group without a known owner, or former owner, came into use since kubelet last listed its
+    pods."""
     index, listed = state.index, state.kubelet.ledger.asking.listed
-    unknown = index.in_use - index.owned.keys()
-    if not unknown:
+    unowned = index.in_use - index.owned.keys()
+    if not unowned:
         return False
-    left = index.group_numbers(state.kubelet.orphans)
-    return any(state.host.polls.groups[group].since > listed for group in unknown - left)
+    orphaned = index.group_numbers(state.kubelet.orphans)
+    return any(state.host.polls.groups[group].since > listed for group in unowned - orphaned)
 
 
 def _of_groups(state: NodeState, devices: Iterable[DeviceKey]) -> list[Owner]:
-    """The owners of these devices and of the others of their groups."""
+    """Return the owners of these devices and of the others of their groups."""
     index = state.index
     groups = index.group_numbers(devices)
-    others = [device_key(f.address) for group in groups for f in index.groups.get(group, ())]
-    return [owner for d in {*devices, *others} if (owner := index.owners.get(d)) is not None]
+    members = [device_key(f.address) for group in groups for f in index.groups.get(group, ())]
+    return [owner for d in {*devices, *members} if (owner := index.owners.get(d)) is not None]
 
 
 def _ours(state: NodeState) -> list[Pod]:
-    """The pods that have a device here, or one of our resources by an ID that is no device's."""
+    """Return the pods that have a device here, or a resource of gpuactors by an ID that is no device's."""
     index, lists = state.index, state.published.device_lists
     entries = state.kubelet.ledger.entries.items()
-    unknown = (pod for (resource, _), pod in entries if resource in lists or resource in index.by_id)
-    return [*_pods(index.owners.values()), *unknown]
+    unresolved = (pod for (resource, _), pod in entries if resource in lists or resource in index.by_id)
+    return [*_pods(index.owners.values()), *unresolved]
 
 
 def _pods(owners: Iterable[Owner]) -> Iterable[Pod]:
@@ -149,14 +150,13 @@ def _pods(owners: Iterable[Owner]) -> Iterable[Pod]:
 
 
 def _named(pods: Iterable[Pod]) -> list[Pod]:
-    """Those with names, each once, in the order of their names."""
-    found = {_name(pod): pod for pod in pods if pod.name}
-    return [found[name] for name in sorted(found)]
+    """Return the pods with names, each once, in the order of their names."""
+    by_name = {_name(pod): pod for pod in pods if pod.name}
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def _next(pods: list[Pod], last: tuple[str, str]) -> list[Pod]:
-    """The next ones that are asked for by the clock: a few at a time, as kubelet allows a burst of ten questions to all
-    its clients together."""
+    """Return the next pods to ask for, at most GETS_MAX: those after `last`, then from the first one on."""
     later = [pod for pod in pods if _name(pod) > last]
     return [*later, *(pod for pod in pods if _name(pod) <= last)][:GETS_MAX]
 

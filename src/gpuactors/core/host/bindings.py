@@ -1,4 +1,4 @@
-"""For which functions `enable` is evidence of an open descriptor, and the value that it is compared with.
+"""The functions whose `enable` is evidence of an open descriptor, and the value that it is compared with.
 
 `enable` counts every enabling of a function (drivers/pci/pci.c, pci_enable_device): by vfio-pci while a process has it
 open, but also by an operator, by any other driver, and by the kernel, which enables the bridges above a device and
@@ -29,47 +29,51 @@ _RELEASED: Final = frozenset({"unbind pci", "remove pci"})
 
 
 def changed_functions(before: NodeState, state: NodeState) -> set[PciAddress]:
-    """The functions that came or went since, or are not what they were."""
-    was, now = before.host.functions, state.host.functions
-    if was == now:
+    """Return the functions that were added, removed or changed since."""
+    functions_before, functions = before.host.functions, state.host.functions
+    if functions_before == functions:
         return set()
-    return {address for address in was.keys() | now.keys() if was.get(address) != now.get(address)}
+    return {
+        address
+        for address in functions_before.keys() | functions.keys()
+        if functions_before.get(address) != functions.get(address)
+    }
 
 
 def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> NodeState:
-    """After inspections that found changed functions (`moved`): discards observations of a function under another
-    binding, or of another function at its address.
+    """Discard, for changed functions (`moved`), the observations of an earlier binding, or of another function at the
+    address.
 
     A daemon that starts while an unbind waits does not know which functions were on a vfio driver. So a selected
     function that is first seen on no driver, with its group's node there, is treated as leaving until a poll has seen
-    it closed. Its companions do not: a process that has them open has the GPU's group open as well, and any program may
-    have raised their count. A function that no selector chooses is treated as leaving too, from the read of kubelet's
-    ledger on that shows it allocated to a pod.
+    it closed. Its companions are not: a process that has them open has the GPU's group open as well, and any program
+    may have raised their count. A function that no selector chooses is treated as leaving too, once kubelet's ledger
+    shows it allocated to a pod.
     """
-    named = state.kubelet.resolved.keys() - before.kubelet.resolved.keys()
-    if not (moved or named):
+    new_names = state.kubelet.resolved.keys() - before.kubelet.resolved.keys()
+    if not (moved or new_names):
         return state
-    left, ended = set(state.host.polls.leaving), set()
-    for name in named:
-        given = state.host.functions.get(function_address(state.kubelet.resolved[name].key))
-        if given is not None and given.has_node and _may_be_left(state, given):
-            left.add(given.address)
+    leaving, stale = set(state.host.polls.leaving), set()
+    for name in new_names:
+        function = state.host.functions.get(function_address(state.kubelet.resolved[name].key))
+        if function is not None and function.has_node and _may_be_left(state, function):
+            leaving.add(function.address)
     for address in moved:
         was, now = before.host.functions.get(address), state.host.functions.get(address)
         if was is None or now is None or _is_rebound(was, now):
-            left.discard(address)
-            ended.add(address)
+            leaving.discard(address)
+            stale.add(address)
         if now is not None and (_may_be_left(state, now) if was is None else _is_left(was, now)):
-            left.add(address)
+            leaving.add(address)
         if now is None or not now.has_node:
-            left.discard(address)
-    return _forgotten(state, frozenset(left), ended - left, ended)
+            leaving.discard(address)
+    return _forgotten(state, frozenset(leaving), stale - leaving, stale)
 
 
 def released(state: NodeState, event: HostChanged) -> NodeState:
-    """After a uevent that a driver has released a function, which may be bound again before it is inspected.
+    """Discard the observations of a function that a driver has released: it may be bound again before it is inspected.
 
-    A function that was inspected on no driver and is still leaving stays so: the uevent may be late, and be that of the
+    A function that was inspected on no driver and is still leaving stays so: the uevent may be a late one of the
     unbind before, from a host driver for a claim. A poll shows when the process has closed it.
     """
     if event.address is None or event.cause not in _RELEASED or event.address in state.host.polls.leaving:
@@ -79,7 +83,7 @@ def released(state: NodeState, event: HostChanged) -> NodeState:
 
 
 def learned(polls: Polls, enabled: Mapping[PciAddress, int], active: frozenset[PciAddress]) -> Polls:
-    """After a poll: a suspended function has no open descriptor, so its count is the baseline, whatever wrote it there.
+    """Learn from a poll: a suspended function has no open descriptor, so its count is the baseline, whatever raised it.
     A function that was leaving a vfio driver has left it when no process has it open any more.
 
     If the binding of a function has changed since the poll was requested, its count may be that of the old binding.
@@ -96,18 +100,18 @@ def learned(polls: Polls, enabled: Mapping[PciAddress, int], active: frozenset[P
 
 
 def only(state: NodeState, uses: Iterable[GroupUse]) -> list[GroupUse]:
-    """`uses` with only the counts that are evidence."""
+    """Reduce `uses` to the counts that are evidence."""
     functions, leaving = state.host.functions, state.host.polls.leaving
 
     def is_evidence(address: PciAddress) -> bool:
         function = functions.get(address)
         return (function is not None and function.vfio_bound) or address in leaving
 
-    found = []
+    evident = []
     for use in uses:
         enabled = {a: n for a, n in use.enabled.items() if is_evidence(a)}
-        found.append(use if len(enabled) == len(use.enabled) else replace(use, enabled=enabled))
-    return found
+        evident.append(use if len(enabled) == len(use.enabled) else replace(use, enabled=enabled))
+    return evident
 
 
 def _is_rebound(was: PciFunction, now: PciFunction) -> bool:
@@ -115,24 +119,24 @@ def _is_rebound(was: PciFunction, now: PciFunction) -> bool:
 
 
 def _is_another(was: PciFunction, now: PciFunction) -> bool:
-    """Another model is there. A function whose ids could not be read is treated as the same model."""
+    """Return whether another model is there. A function whose ids could not be read is treated as the same model."""
     ids = ids_of(was), ids_of(now)
     return "" not in ids and ids[0] != ids[1]
 
 
 def _is_left(was: PciFunction, now: PciFunction) -> bool:
-    """A vfio driver was asked to release it; the unbind may wait for the process that has it open."""
+    """Return whether a vfio driver was asked to release it: the unbind may wait for the process that has it open."""
     return was.vfio_bound and now.driver is None and not _is_another(was, now)
 
 
 def _may_be_left(state: NodeState, function: PciFunction) -> bool:
-    """It is on no driver when it is first seen, and was offered before: it is selected, or allocated to a pod under one
-    of our names."""
+    """Return whether a function that is first seen may be leaving: it is on no driver, and is selected or allocated to
+    a pod by a name of gpuactors."""
     if function.driver is not None or function.class_code.startswith(BRIDGE_CLASSES):
         return False
     return is_selected(state.daemon.settings.selectors, function) or any(
-        meant.key == device_key(function.address) and resource in state.published.served
-        for (resource, _), meant in state.kubelet.resolved.items()
+        resolved.key == device_key(function.address) and resource in state.published.served
+        for (resource, _), resolved in state.kubelet.resolved.items()
     )
 
 

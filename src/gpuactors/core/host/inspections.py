@@ -1,4 +1,4 @@
-"""Inspecting the host: the inspections that are requested, and the changes of the known functions by their results.
+"""Inspecting the host: requested inspections, and the functions as their results show them.
 
 Theory of operation. Every inspection and every scan gets a number when it is *requested*. A result with number n shows
 the host as it was at some moment after number n was issued. So a result changes nothing at an address
@@ -8,8 +8,8 @@ is followed by an inspection that was requested after it (or, if its hint is los
 hints costs two inspections. The address of a function that is gone keeps its number as long as a result with a smaller
 one may still come in and bring the function back.
 
-The known functions are stored apart from the times of their inspections: an inspection that finds nothing new leaves
-the very objects that other values are derived from.
+The known functions are stored apart from the times of their inspections: an inspection that finds nothing new keeps the
+objects that other values are derived from.
 
 Must not decide what a function means for kubelet.
 """
@@ -47,18 +47,18 @@ UNSETTLED_INSPECTIONS_S: Final = (0.2, 1.0, 5.0, 30.0)
 the last one repeats. udev's own rules finish in well under a second."""
 
 SHORTAGE_INSPECTION_S: Final = 1.0
-"""How long after an inspection that failed for want of descriptors, memory or threads the next one is requested: an
-Allocate may wait for it, and has CALL_DEADLINE_S."""
+"""The wait after an inspection that failed for lack of descriptors, memory or threads: an Allocate may wait for the
+next one, and has CALL_DEADLINE_S."""
 
 SCAN_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Waits after scans that failed as a whole (sysfs not mounted yet); the last one repeats."""
+"""The waits after scans that failed as a whole (sysfs not mounted yet); the last one repeats."""
 
 _NEVER: Final = Refresh()
-"""Neither outstanding nor due."""
+"""A refresh that is neither outstanding nor due."""
 
 
 def first_inspections() -> Inspections:
-    """At start: one full scan is wanted."""
+    """Return the inspections at start: one full scan is requested."""
     return Inspections(
         last=1,
         whole=Refresh().asked(1),
@@ -69,13 +69,13 @@ def first_inspections() -> Inspections:
 
 
 def ask_scan(inspections: Inspections) -> Inspections:
-    """Requests a full scan; if one is outstanding, another one after it."""
+    """Request a full scan; if one is outstanding, another one after it."""
     last, whole = asked(inspections.last, inspections.whole)
     return replace(inspections, last=last, whole=whole)
 
 
 def ask_inspections(inspections: Inspections, addresses: Iterable[PciAddress]) -> Inspections:
-    """Requests an inspection of each address; where one is outstanding, another one after it."""
+    """Request an inspection of each address; if one is outstanding, another one after it."""
     single, last = dict(inspections.single), inspections.last
     for address in addresses:
         last, single[address] = asked(last, single.get(address, _NEVER))
@@ -83,25 +83,25 @@ def ask_inspections(inspections: Inspections, addresses: Iterable[PciAddress]) -
 
 
 def last_seen(host: Host, device: DeviceKey) -> Seen | None:
-    """The last inspection of the function that a device is; None if there was none, or the device is no function."""
+    """Return the last inspection of a device's function; None if there was none, or the device is no function."""
     return host.seen.get(function_address(device))
 
 
 def never_seen(host: Host, devices: Set[DeviceKey]) -> Set[DeviceKey]:
-    """Those of the devices of which no function has been inspected."""
+    """Return the devices whose function was never inspected."""
     return devices - {*map(device_key, host.seen)}
 
 
 def hinted(state: NodeState, event: HostChanged) -> frozenset[PciAddress]:
-    """The addresses that a hint concerns: the function it names, or the known members of the group it names."""
+    """Return the addresses that a hint concerns: the function it names, or the known members of the group it names."""
     if event.address is not None:
         return frozenset((event.address, *_without_uevent(state, event.address)))
     return frozenset(a for a, f in state.host.functions.items() if f.iommu_group == event.iommu_group)
 
 
 def _without_uevent(state: NodeState, address: PciAddress) -> list[PciAddress]:
-    """The physical function of a hinted virtual one: there is no uevent of it when its virtual functions go
-    (drivers/pci/iov.c, sriov_disable). A function that is not known may be a virtual one of any that has some."""
+    """Return the physical function of a hinted virtual one: it has no uevent when its virtual functions go
+    (drivers/pci/iov.c, sriov_disable). An unknown function may belong to any function with virtual ones."""
     function = state.host.functions.get(address)
     if function is None:
         return [a for a, f in state.host.functions.items() if f.has_virtual_functions]
@@ -109,11 +109,11 @@ def _without_uevent(state: NodeState, address: PciAddress) -> list[PciAddress]:
 
 
 def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
-    """A full scan came back: a function that it does not name is gone."""
+    """Record a full scan: a function that it does not name is gone."""
     if event.inspection != state.host.inspections.whole.outstanding:
         return state
     named = {function.address: function for function in event.functions}
-    host = _with_found(state.host, [(event.inspection, {**dict.fromkeys(state.host.seen), **named})], at)
+    host = _with_results(state.host, [(event.inspection, {**dict.fromkeys(state.host.seen), **named})], at)
     inspections = _scan_back(
         replace(state.host.inspections, scan_failures=0), at + state.daemon.settings.resync_interval_s
     )
@@ -122,7 +122,7 @@ def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
 
 
 def scan_failed(state: NodeState, event: ScanFailed, at: float) -> NodeState:
-    """A failed scan shows nothing and is requested again, after a wait that grows each time."""
+    """Request a failed scan again, after a wait that grows each time."""
     if event.inspection != state.host.inspections.whole.outstanding:
         return state
     failures = state.host.inspections.scan_failures
@@ -133,9 +133,9 @@ def scan_failed(state: NodeState, event: ScanFailed, at: float) -> NodeState:
 
 
 def inspected(state: NodeState, events: Iterable[FunctionInspected], at: float) -> NodeState:
-    """Inspections came back: for each the function at its address and the other members of its group."""
+    """Record inspections: each shows the function at its address and the other members of its group."""
     single = state.host.inspections.single
-    found = [
+    results = [
         (
             event.inspection,
             {event.address: None, **{function.address: function for function in event.functions}},
@@ -143,43 +143,44 @@ def inspected(state: NodeState, events: Iterable[FunctionInspected], at: float) 
         for event in {event.address: event for event in events}.values()
         if (asked := single.get(event.address)) is not None and asked.outstanding == event.inspection
     ]
-    if not found:
+    if not results:
         return state
-    host = _with_found(state.host, found, at)
-    back = [next(iter(of_one)) for _, of_one in found]
+    host = _with_results(state.host, results, at)
+    back = [next(iter(functions)) for _, functions in results]
     host = replace(host, inspections=_inspections_back(host.inspections, back))
-    return _settle(replace(state, host=host), found, at)
+    return _settle(replace(state, host=host), results, at)
 
 
 def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> NodeState:
-    """An inspection that failed as a whole: the function keeps its known attributes, with the failure as its fault.
+    """Record an inspection that failed as a whole: the function keeps its attributes, with the failure as its fault.
 
     A shortage is no fault: the function was not seen again, and `Host.short` has the reason.
     """
     asked = state.host.inspections.single.get(event.address)
     if asked is None or asked.outstanding != event.inspection:
         return state
-    host, known = state.host, state.host.functions.get(event.address)
-    if known is not None and host.seen[event.address].inspection <= event.inspection:
+    host, last = state.host, state.host.functions.get(event.address)
+    if last is not None and host.seen[event.address].inspection <= event.inspection:
         if event.shortage:
             host = replace(host, short={**host.short, event.address: event.reason})
         else:
-            found = {event.address: replace(known, fault=event.reason)}
-            host = _with_found(host, [(event.inspection, found)], at)
+            host = _with_results(
+                host, [(event.inspection, {event.address: replace(last, fault=event.reason)})], at
+            )
     host = replace(host, inspections=_inspections_back(host.inspections, (event.address,)))
     state = _settle(replace(state, host=host), [(event.inspection, {event.address})], at, failed=True)
     return _again_soon(state, event, at) if event.shortage else state
 
 
 def _scan_back(inspections: Inspections, due_at: float) -> Inspections:
-    """The outstanding scan is back; the next one is due at `due_at`, or at once if it is wanted again."""
+    """End the outstanding scan; the next one is due at `due_at`, or at once if one was requested meanwhile."""
     again = inspections.whole.again
     inspections = replace(inspections, whole=inspections.whole.answered(due_at))
     return ask_scan(inspections) if again else inspections
 
 
 def _inspections_back(inspections: Inspections, addresses: Iterable[PciAddress]) -> Inspections:
-    """The outstanding inspections of these are back; another one is requested of each that is wanted again."""
+    """End the outstanding inspections of these addresses, and begin those that were requested meanwhile."""
     single, again = dict(inspections.single), []
     for address in addresses:
         refresh = single.pop(address)
@@ -192,13 +193,13 @@ def _inspections_back(inspections: Inspections, addresses: Iterable[PciAddress])
 
 
 def _with(inspections: Inspections, address: PciAddress, refresh: Refresh) -> Inspections:
-    """`inspections` with that refresh of the address; one that is neither outstanding nor due is left out."""
+    """Replace the refresh of the address; remove it if it is neither outstanding nor due."""
     single = {a: r for a, r in inspections.single.items() if a != address}
     return replace(inspections, single=single if refresh == _NEVER else {**single, address: refresh})
 
 
 def due(state: NodeState, at: float) -> NodeState:
-    """Requests the scan and the inspections that are due."""
+    """Request the scan and the inspections that are due."""
     inspections = state.host.inspections
     if inspections.whole.deadline <= at:
         inspections = ask_scan(inspections)
@@ -209,60 +210,61 @@ def due(state: NodeState, at: float) -> NodeState:
 
 
 def deadline(inspections: Inspections) -> float:
-    """When `due` will next have something to do."""
+    """Return when `due` next has something to do."""
     return min([inspections.whole.deadline, *[refresh.due_at for refresh in inspections.single.values()]])
 
 
-def _with_found(
-    host: Host, found: Iterable[tuple[int, Mapping[PciAddress, PciFunction | None]]], at: float
+def _with_results(
+    host: Host, results: Iterable[tuple[int, Mapping[PciAddress, PciFunction | None]]], at: float
 ) -> Host:
-    """`host` after the inspections of these numbers, which came back at `at`, one after the other; None: no function is
-    at that address."""
-    seen, short, other = dict(host.seen), host.short, dict[PciAddress, PciFunction | None]()
-    for number, of_one in found:
-        for address, function in of_one.items():
-            before = seen.get(address)
-            known = other[address] if address in other else host.functions.get(address)
-            if before is not None and before.inspection > number:
+    """Apply the results of inspections, by their numbers, one after the other. None: no function is at that address."""
+    seen, short, changed = dict(host.seen), host.short, dict[PciAddress, PciFunction | None]()
+    for number, functions_seen in results:
+        for address, function in functions_seen.items():
+            seen_before = seen.get(address)
+            function_before = changed[address] if address in changed else host.functions.get(address)
+            if seen_before is not None and seen_before.inspection > number:
                 continue
-            now = _with_identity(function, known) if function is not None else None
-            is_known = before is not None and now == known
-            seen[address] = Seen(number, at, before.changed_at if before is not None and is_known else at)
+            now = _with_identity(function, function_before) if function is not None else None
+            is_unchanged = seen_before is not None and now == function_before
+            seen[address] = Seen(
+                number, at, seen_before.changed_at if seen_before is not None and is_unchanged else at
+            )
             if address in short:
                 short = {a: why for a, why in short.items() if a != address}
-            if now != known:
-                other[address] = now
+            if now != function_before:
+                changed[address] = now
     functions = host.functions
-    if other:
-        there = {a: f for a, f in {**functions, **other}.items() if f is not None}
-        functions = there if there.keys() <= functions.keys() else dict(sorted(there.items()))
+    if changed:
+        present = {a: f for a, f in {**functions, **changed}.items() if f is not None}
+        functions = present if present.keys() <= functions.keys() else dict(sorted(present.items()))
     return replace(host, functions=functions, seen=seen, short=short)
 
 
-def _with_identity(function: PciFunction, known: PciFunction | None) -> PciFunction:
-    """A function whose attributes cannot be read just now keeps its known identity.
+def _with_identity(function: PciFunction, last: PciFunction | None) -> PciFunction:
+    """Keep the last identity of a function whose attributes cannot be read just now.
 
     A GPU must not fall out of its resource, or out of kubelet's list, because one read failed.
     """
-    if known is not None and function.gpu_uuid is None and _is_of_model(function, known):
-        # Only its host's driver says it; it is the same GPU as long as it is there.
-        function = replace(function, gpu_uuid=known.gpu_uuid)
-    if function.fault is None or known is None:
+    if last is not None and function.gpu_uuid is None and _is_of_model(function, last):
+        # Only its host's driver shows the UUID; it is the same GPU as long as it is there.
+        function = replace(function, gpu_uuid=last.gpu_uuid)
+    if function.fault is None or last is None:
         return function
     return replace(
         function,
-        vendor=function.vendor or known.vendor,
-        device=function.device or known.device,
-        class_code=function.class_code or known.class_code,
-        model=function.model or known.model,
-        iommu_group=known.iommu_group if function.iommu_group is None else function.iommu_group,
-        vfio_bound=function.vfio_bound or (function.driver is None and known.vfio_bound),
+        vendor=function.vendor or last.vendor,
+        device=function.device or last.device,
+        class_code=function.class_code or last.class_code,
+        model=function.model or last.model,
+        iommu_group=last.iommu_group if function.iommu_group is None else function.iommu_group,
+        vfio_bound=function.vfio_bound or (function.driver is None and last.vfio_bound),
     )
 
 
-def _is_of_model(function: PciFunction, known: PciFunction) -> bool:
-    """Of the same model, as far as its ids could be read."""
-    return function.vendor in ("", known.vendor) and function.device in ("", known.device)
+def _is_of_model(function: PciFunction, last: PciFunction) -> bool:
+    """Return whether a function is of the same model, as far as its ids could be read."""
+    return function.vendor in ("", last.vendor) and function.device in ("", last.device)
 
 
 def _settle(
@@ -272,8 +274,8 @@ def _settle(
     *,
     failed: bool = False,
 ) -> NodeState:
-    """Forgets the addresses whose functions are gone for good, and plans another inspection of those that came back
-    incomplete from the inspections of these numbers, or failed."""
+    """Forget the addresses whose functions are gone for good, and plan another inspection of those that these
+    inspections found incomplete, or that `failed`."""
     inspections, functions, seen = state.host.inspections, state.host.functions, state.host.seen
     if len(seen) != len(functions):  # every function was seen once
         scan = inspections.whole.outstanding
@@ -283,15 +285,15 @@ def _settle(
     retries = dict(inspections.retries)
     for number, addresses in inspected:
         for address in addresses:
-            before = retries.get(address)
-            if before is not None and before.inspection > number:
-                continue  # that inspection was requested later and failed: a change may have come after this one
+            retry = retries.get(address)
+            if retry is not None and retry.inspection > number:
+                continue  # a later inspection failed: a change may have come after this one
             retries.pop(address, None)
             function = functions.get(address)
-            complete = function is None or _is_complete(function)
+            is_complete = function is None or _is_complete(function)
             due_at = math.inf
-            if failed or not complete:  # with growing waits, without end
-                attempt = before.attempt + 1 if before is not None else 0
+            if failed or not is_complete:  # with growing waits, without end
+                attempt = retry.attempt + 1 if retry is not None else 0
                 waits_s = UNSETTLED_INSPECTIONS_S
                 due_at = at + waits_s[min(attempt, len(waits_s) - 1)]
                 retries[address] = Retry(attempt, number)
@@ -306,12 +308,13 @@ def _due(inspections: Inspections, address: PciAddress, at: float) -> Inspection
 
 
 def _again_soon(state: NodeState, failed: InspectionFailed, at: float) -> NodeState:
-    """A shortage passes, and another inspection costs next to nothing."""
+    """Plan another inspection soon: a shortage passes, and an inspection costs next to nothing."""
     retries = {**state.host.inspections.retries, failed.address: Retry(0, failed.inspection)}
     inspections = _due(state.host.inspections, failed.address, at + SHORTAGE_INSPECTION_S)
     return replace(state, host=replace(state.host, inspections=replace(inspections, retries=retries)))
 
 
 def _is_complete(function: PciFunction) -> bool:
-    """Nothing is missing that may still appear: every attribute was read, and a bound function has its node."""
+    """Return whether nothing is missing that may still appear: every attribute was read, and a bound function has its
+    node."""
     return function.fault is None and (not function.vfio_bound or function.has_node)

@@ -1,9 +1,8 @@
 """When kubelet's ledger is read and the groups' use is polled: on request, by the clock, and sooner than by the clock.
 
-Theory of operation. Both are requested by number, from the same counter as inspections (see `host/inspections.py`),
-so that the numbers show across all three which fact is newer. At most one of each is outstanding. By the clock every
-group is polled; for a call, or after a driver has come or gone, only the groups concerned are polled, and nothing new
-is known of the others.
+Theory of operation. Both are requested by number, from the same counter as inspections (`host/inspections.py`), so the
+numbers of all three show which fact is newer. At most one of each is outstanding. By the clock every group is polled;
+for a call, or after a bind or unbind, only the groups concerned are polled.
 
 Must not read an answer: `ledger/ledger.py` and `usage.py` do that.
 """
@@ -37,8 +36,8 @@ allocated) the poll runs every POLL_FAST_S; then every POLL_S (`usage.py`). A po
 
 
 def ask_ledger(state: NodeState, at: float, *, lists: bool = False) -> NodeState:
-    """Requests a read of kubelet's ledger; if one is outstanding, another one after it. `lists`: kubelet's list of its
-    pods is wanted, with this read or the first one that may ask for it."""
+    """Request a read of kubelet's ledger; if one is outstanding, another one after it. `lists`: with kubelet's list of
+    its pods, by this read or the first one that may ask for it."""
     if lists:
         asking = replace(state.kubelet.ledger.asking, wanted=True)
         state = with_ledger(state, replace(state.kubelet.ledger, asking=asking))
@@ -50,11 +49,11 @@ def ask_ledger(state: NodeState, at: float, *, lists: bool = False) -> NodeState
 
 
 def ask_poll(state: NodeState, groups: frozenset[int] | None = None) -> NodeState:
-    """Requests a poll of these groups, or of every group that matters; if one is outstanding, another one after it, of
-    all groups that are requested meanwhile."""
+    """Request a poll of these groups, or of every group in `Index.polled`; if one is outstanding, another one after it,
+    of all groups that are requested meanwhile."""
     polls = state.host.polls
     state, refresh = _asked(state, polls.refresh)
-    if groups is not None:  # all are due as before
+    if groups is not None:  # the poll of all groups stays due
         refresh = refresh.due_by(polls.refresh.due_at)
     if refresh.outstanding != polls.refresh.outstanding:
         return with_polls(state, replace(polls, refresh=refresh, of=groups, again_of=None))
@@ -72,40 +71,42 @@ def _asked(state: NodeState, refresh: Refresh) -> tuple[NodeState, Refresh]:
 
 
 def poll_brought_forward(before: NodeState, state: NodeState, at: float) -> NodeState:
-    """After an event: a read of the ledger at once where an allocated function lost its driver, as its pod may have
-    ended just before; a poll at once of the groups that appeared and were never polled, or lost a driver."""
+    """Request reads at once after an event: of the ledger if an allocated function lost its driver, as its pod may have
+    ended just before; a poll of the groups that are new, or of which a function lost its driver."""
     moved = bindings.changed_functions(before, state)
     state = bindings.rebound(before, state, moved)
     if _has_changed(before, state):
         state = with_polls(state, replace(state.host.polls, fast_until=at + POLL_FAST_FOR_S))
-    was, now = before.host.functions, state.host.functions
-    unbound = [f for a in moved if _is_bound(f := was.get(a)) and not _is_bound(now.get(a))]
+    functions_before, functions = before.host.functions, state.host.functions
+    unbound = [
+        f for a in moved if _is_bound(f := functions_before.get(a)) and not _is_bound(functions.get(a))
+    ]
     if any(device_key(function.address) in state.index.owners for function in unbound):
         state = ask_ledger(state, at)
-    if over := _uses_that_are_over(state):
+    if ended := _uses_that_are_over(state):
         polls = state.host.polls
         groups, last = dict(polls.groups), dict(polls.seen)
-        for group in over:
+        for group in ended:
             del groups[group], last[group]
         state = with_polls(state, replace(polls, groups=groups, seen=last))
     ledger = state.kubelet.ledger
-    inspected = state.host.seen is not before.host.seen  # a result that is equal, too
+    inspected = state.host.seen is not before.host.seen  # also an inspection that found nothing new
     if inspected and ledger.refresh.due_at > at + limits.LEDGER_S and matters(state):
-        # It was read before a device of ours was known, at the daemon's start for instance.
+        # The ledger was read before a device was known, for instance at the daemon's start.
         state = with_ledger(state, replace(ledger, refresh=ledger.refresh.due_by(at + limits.LEDGER_S)))
     if inspected and state.host.scanned:
         polled, seen = state.index.polled, state.host.polls.groups
-        never = set() if polled.keys() <= seen.keys() else polled.keys() - seen.keys()
-        if unseen := never | _taken(state, unbound):
+        unpolled = set() if polled.keys() <= seen.keys() else polled.keys() - seen.keys()
+        if unseen := unpolled | _taken(state, unbound):
             return ask_poll(state, frozenset(unseen) if unseen != polled.keys() else None)
     return state
 
 
 def polled_soon(state: NodeState, at: float, *, waited_for: bool) -> NodeState:
-    """After an event, while no poll is outstanding: a poll soon where a release is expected.
+    """Make the next poll due soon if a release is expected.
 
-    `waited_for`: a call waits for the result of a poll. Without such a call a release is expected only for
-    POLL_FAST_FOR_S after the last change: an external holder that stays costs no more polls than a free group.
+    One is expected while a call waits for a poll (`waited_for`), else for POLL_FAST_FOR_S after the last change: an
+    external holder that stays costs no more polls than a free group.
     """
     polls = state.host.polls
     fast = waited_for or (at < polls.fast_until and _is_wrongly_held(state))
@@ -115,38 +116,44 @@ def polled_soon(state: NodeState, at: float, *, waited_for: bool) -> NodeState:
 
 
 def _has_changed(before: NodeState, state: NodeState) -> bool:
-    """Holders or owners changed; the numbers of polls and reads are not compared."""
-    was, now = before.kubelet, state.kubelet
-    if any(was.orphans.get(address) != orphan for address, orphan in now.orphans.items()):
+    """Return whether holders or owners changed; the numbers of polls and reads are not compared."""
+    kubelet_before, kubelet = before.kubelet, state.kubelet
+    if any(kubelet_before.orphans.get(address) != orphan for address, orphan in kubelet.orphans.items()):
         return True
-    if was.pending_allocations.keys() != now.pending_allocations.keys():
+    if kubelet_before.pending_allocations.keys() != kubelet.pending_allocations.keys():
         return True
-    if now.ledger.entries != was.ledger.entries or now.ledger.claims.keys() != was.ledger.claims.keys():
+    if (
+        kubelet.ledger.entries != kubelet_before.ledger.entries
+        or kubelet.ledger.claims.keys() != kubelet_before.ledger.claims.keys()
+    ):
         return True
-    groups, known = state.host.polls.groups, before.host.polls.groups
-    return groups != known and (
-        groups.keys() != known.keys()
-        or any(use != known[group] and _use(use) != _use(known[group]) for group, use in groups.items())
+    groups, groups_before = state.host.polls.groups, before.host.polls.groups
+    return groups != groups_before and (
+        groups.keys() != groups_before.keys()
+        or any(
+            use != groups_before[group] and _use(use) != _use(groups_before[group])
+            for group, use in groups.items()
+        )
     )
 
 
 def _use(use: Observed) -> tuple[object, ...]:
-    """The parts of a group's use that change when a process opens or closes it."""
+    """Return the parts of a group's use that change when a process opens or closes it."""
     return use.since, use.open, use.closing_at, {h.pid for h in use.holders}
 
 
 def _uses_that_are_over(state: NodeState) -> set[int]:
-    """The groups of which no function is on a vfio driver any more, nor on the way from one: whatever was last seen of
-    their use is over."""
+    """Return the groups of which no function is on a vfio driver, or leaving one, any more: their last seen use is
+    over."""
     index = state.index
     gone = state.host.polls.groups.keys() - index.polled.keys()
     return {g for g in gone if not any(may_be_unbinding(f) for f in index.groups.get(g, ()))}
 
 
 def _taken(state: NodeState, unbound: Iterable[PciFunction]) -> set[int]:
-    """The groups of which a function has just lost its driver: a new poll must show whether it is open. `unbound`: the
-    functions that are on a vfio driver no more, as they were."""
-    index, found = state.index, set[int]()
+    """Return the groups of which a function has just lost its driver: a new poll must show whether it is open.
+    `unbound` has the functions that left a vfio driver, as they were."""
+    index, groups = state.index, set[int]()
     for was in unbound:
         now, group = state.host.functions.get(was.address), index.group_number(device_key(was.address))
         if (
@@ -155,8 +162,8 @@ def _taken(state: NodeState, unbound: Iterable[PciFunction]) -> set[int]:
             and group is not None
             and was.address in index.polled.get(group, ())
         ):
-            found.add(group)
-    return found
+            groups.add(group)
+    return groups
 
 
 def _is_bound(function: PciFunction | None) -> TypeGuard[PciFunction]:
@@ -164,7 +171,7 @@ def _is_bound(function: PciFunction | None) -> TypeGuard[PciFunction]:
 
 
 def _is_wrongly_held(state: NodeState) -> bool:
-    """A group is held by an external process, or by that of a pod that is gone."""
+    """Return whether a group is held by an external process, or by that of a pod that is gone."""
     if state.kubelet.orphans:
         return True
     index = state.index
@@ -172,19 +179,19 @@ def _is_wrongly_held(state: NodeState) -> bool:
 
 
 def matters(state: NodeState) -> bool:
-    """One of our devices is allocated or in use, so the ledger may change without a notice to us."""
+    """Return whether a device is allocated or in use: then the ledger may change without notice."""
     index, kubelet, lists = state.index, state.kubelet, state.published.device_lists
     if kubelet.pending_allocations or kubelet.orphans or not index.devices.keys().isdisjoint(index.owners):
         return True
-    lost = any(r in lists or r in index.by_id for r, _ in kubelet.ledger.entries)
-    return lost or bool(index.in_use)
+    unresolved = any(r in lists or r in index.by_id for r, _ in kubelet.ledger.entries)
+    return unresolved or bool(index.in_use)
 
 
 # --- by the clock -----------------------------------------------------------------------------------------
 
 
 def due(state: NodeState, at: float) -> NodeState:
-    """Requests the read and the poll that are due. Only the ledger shows that a granted device was not allocated."""
+    """Request the read and the poll that are due. Only the ledger shows that a granted device was not allocated."""
     if _ledger_due_at(state) <= at:
         state = ask_ledger(state, at)
     if state.host.polls.refresh.due_at <= at:
@@ -193,7 +200,7 @@ def due(state: NodeState, at: float) -> NodeState:
 
 
 def deadline(state: NodeState) -> float:
-    """When `due` will next have something to do."""
+    """Return when `due` next has something to do."""
     return min(_ledger_due_at(state), state.host.polls.refresh.due_at)
 
 
@@ -203,7 +210,7 @@ def _ledger_due_at(state: NodeState) -> float:
         return math.inf
     if ledger.problem is not None or not state.kubelet.pending_allocations:
         return ledger.refresh.due_at
-    # Asked after every event, and of hundreds of grants after a burst of calls: only the first of each kind matters.
+    # Each event calls this, and a burst of calls leaves hundreds of grants: only the first of each kind matters.
     grants = sorted(state.kubelet.pending_allocations.values())
     read = bisect_right(grants, ledger.read_at, key=listed_at)
     ends = grants[:1] if read else []

@@ -1,4 +1,4 @@
-"""The use of each group in the kernel, by the polls that came back.
+"""The use of each group in the kernel, as last polled.
 
 Theory of operation. A poll shows `enable` of a group's functions, their power state, and where that may be read the
 processes that have it open. A use begins when one of these shows it, and is over when none does: not while a function
@@ -35,33 +35,33 @@ from gpuactors.core.values.model import (
 )
 
 POLL_S: Final = 2.0
-"""How often the use of the groups is polled normally: how long another process can hold a free GPU before it is listed
-Unhealthy. One poll reads two small files per GPU."""
+"""The interval of polls: how long another process can hold a free GPU before it is listed Unhealthy. One poll reads two
+small files per GPU."""
 
 CLOSING_S: Final = 10.0
-"""How long a closed function has to be suspended again. The reset of a slot takes 2 to 3 s; one that is active for
-longer is so for another reason (`power/control`), and can be opened."""
+"""The time that a closed function gets to be suspended again. The reset of a slot takes 2 to 3 s; a function that is
+active for longer has another reason (`power/control`), and can be opened."""
 
 
 def first_polls() -> Polls:
-    """At start: no group to poll is known yet."""
+    """Return the polls at start: no group to poll is known yet."""
     return Polls(groups={}, seen={}, baselines={}, done=0, refresh=Refresh())
 
 
 def use_of(state: NodeState, device: Device) -> Observed | None:
-    """The use of the device's group, as last polled."""
+    """Return the use of the device's group, as last polled."""
     return state.host.polls.groups.get(device.group) if device.group is not None else None
 
 
 def last_poll(state: NodeState, device: Device) -> LastPoll | None:
-    """The last poll that saw the device's group."""
+    """Return the last poll that saw the device's group."""
     return state.host.polls.seen.get(device.group) if device.group is not None else None
 
 
 def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: float) -> NodeState:
-    """A poll came back. Changes lead to a read of the ledger: after a release, or for a holder that may be external.
+    """Record a poll. A change leads to a read of the ledger: after a release, or for a holder that may be external.
 
-    A group that is not in its result stays as it was, whether the poll was of it or not.
+    A group that is not in the result stays as it was, whether it was polled or not.
     """
     before = state.host.polls
     if event.poll != before.refresh.outstanding:
@@ -70,25 +70,25 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
     uses = bindings.only(state, (use for use in event.uses if use.group in index.polled))
     enabled = {a: n for use in uses for a, n in use.enabled.items()}
     learned = bindings.learned(before, enabled, frozenset(a for use in uses for a in use.active))
-    other, changed = dict[int, Observed](), False
+    changed_uses, changed = dict[int, Observed](), False
     for use in uses:
-        was = before.groups.get(use.group)
-        now = _observed(use, event.poll, at, learned.baselines, state.host.functions, was)
-        if was is None or now != was:
-            other[use.group] = now
-            changed = changed or (now.since != was.since if was is not None else now.in_use)
-    groups, seen = {**before.groups, **other}, dict(before.seen)
+        earlier = before.groups.get(use.group)
+        now = _observed(use, event.poll, at, learned.baselines, state.host.functions, earlier)
+        if earlier is None or now != earlier:
+            changed_uses[use.group] = now
+            changed = changed or (now.since != earlier.since if earlier is not None else now.in_use)
+    groups, seen = {**before.groups, **changed_uses}, dict(before.seen)
     seen.update(dict.fromkeys([use.group for use in uses], LastPoll(event.poll, at)))
     for group in groups.keys() - index.polled.keys():
         del groups[group], seen[group]
     due_at = at + POLL_S if index.polled else math.inf
-    of_all = before.of is None
+    polled_all = before.of is None
     polls = replace(
         learned,
-        groups=groups if other or len(groups) != len(before.groups) else before.groups,
+        groups=groups if changed_uses or len(groups) != len(before.groups) else before.groups,
         seen=seen,
-        done=event.poll if of_all else before.done,
-        refresh=before.refresh.answered(due_at if of_all else min(due_at, before.refresh.due_at)),
+        done=event.poll if polled_all else before.done,
+        refresh=before.refresh.answered(due_at if polled_all else min(due_at, before.refresh.due_at)),
         of=None,
         again_of=None,
     )
@@ -116,14 +116,14 @@ def _observed(
         closes = at - closing_at < CLOSING_S
         evidence = _closing(use, _whole_slots(functions) & before.idle_functions) if closes else None
     if evidence is None and use.unseen and before is not None and before.in_use:
-        evidence, closing_at = before.evidence, before.closing_at  # what cannot be read has not ended
+        evidence, closing_at = before.evidence, before.closing_at  # an unreadable use has not ended
     in_use = evidence is not None
     idle_functions = before.idle_functions if before is not None else frozenset()
     holders = use.holders or ()
-    same = before is not None and before.in_use == in_use and not _others(before.holders, holders)
+    is_same_use = before is not None and before.in_use == in_use and not _are_others(before.holders, holders)
     return Observed(
         in_use=in_use,
-        since=before.since if before is not None and same else poll,
+        since=before.since if before is not None and is_same_use else poll,
         evidence=evidence or "",
         holders=holders,
         open=_open(use, baselines, before),
@@ -136,18 +136,18 @@ def _observed(
 def _open(
     use: GroupUse, baselines: Mapping[PciAddress, int], before: Observed | None
 ) -> frozenset[PciAddress]:
-    """The functions that are open; for those that cannot be read, the last result is used."""
+    """Return the functions that are open; of functions that cannot be read, those that were open at the last poll."""
     unseen = before.open - use.enabled.keys() if before is not None and use.unseen else frozenset()
     return frozenset(a for a, n in use.enabled.items() if n > baselines.get(a, 0)) | unseen
 
 
-def _others(before: tuple[Holder, ...], now: tuple[Holder, ...]) -> bool:
-    """None of the present holders held it before, as far as both are known."""
+def _are_others(before: tuple[Holder, ...], now: tuple[Holder, ...]) -> bool:
+    """Return whether none of the present holders held the group before, as far as both are known."""
     return bool(before and now) and {h.pid for h in before}.isdisjoint(h.pid for h in now)
 
 
 def _evidence(use: GroupUse, baselines: Mapping[PciAddress, int]) -> str | None:
-    """How the group is in use, as a part of a sentence; None if nothing shows that it is."""
+    """Return how the group is in use, as a part of a sentence; None if nothing shows that it is."""
     if use.holders:
         return f"held by {', '.join(map(str, use.holders))}"
     for address, count in sorted(use.enabled.items()):
@@ -157,7 +157,8 @@ def _evidence(use: GroupUse, baselines: Mapping[PciAddress, int]) -> str | None:
 
 
 def _whole_slots(functions: Functions) -> frozenset[PciAddress]:
-    """The functions of slots whose functions are all on a vfio driver: vfio resets only such a slot as a whole."""
+    """Return the functions of slots whose functions are all on a vfio driver: vfio resets only such a slot as a
+    whole."""
     split = {_slot(a) for a, f in functions.items() if not f.vfio_bound}
     return frozenset(a for a in functions if _slot(a) not in split)
 
@@ -167,7 +168,7 @@ def _slot(address: PciAddress) -> str:
 
 
 def _closing(use: GroupUse, waited_for: frozenset[PciAddress]) -> str | None:
-    """Why a use that nothing else shows any more is not over yet, as a part of a sentence.
+    """Return why a use that nothing else shows any more is not over yet, as a part of a sentence; None if it is over.
 
     A function is disabled first and suspended last. In between the kernel resets the whole slot if none of its
     functions can be reset separately, which takes seconds, and until that is done no process can open the group
@@ -181,30 +182,30 @@ def _closing(use: GroupUse, waited_for: frozenset[PciAddress]) -> str | None:
 
 
 def _still_there(state: NodeState, polls: Polls) -> Mapping[DeviceKey, Orphan]:
-    """The orphans whose former pod may still hold them: until a poll that was requested after the pod left the ledger
-    finds the group free, or held by a process that cannot be that pod's. A group that need not be polled any more
-    cannot be open."""
-    rest, index = {}, state.index
+    """Return the orphans that their former pod may still hold: until a poll that was requested after the pod left the
+    ledger finds the group free, or held by a process that cannot be that pod's. A group that need not be polled any
+    more cannot be open."""
+    remaining, index = {}, state.index
     for device, orphan in state.kubelet.orphans.items():
         group = index.group_number(device)
         if group is None or group not in index.polled:
             continue
         now = polls.groups.get(group)
         if now is None or polls.seen[group].poll <= orphan.read or (now.in_use and _may_be(orphan, now)):
-            rest[device] = orphan
-    return rest if len(rest) != len(state.kubelet.orphans) else state.kubelet.orphans
+            remaining[device] = orphan
+    return remaining if len(remaining) != len(state.kubelet.orphans) else state.kubelet.orphans
 
 
 def _may_be(orphan: Orphan, use: Observed) -> bool:
-    """Whether a group's use may be that of the former pod.
+    """Return whether a group's use may be that of the former pod.
 
     Not if the use began later and its holders are in no pod. A holder outside all pods is not enough: some runtimes
     keep a pod's virtual machine in a cgroup outside the pod's (Kata Containers without `sandbox_cgroup_only`).
     """
-    same = use.since == orphan.use
-    return same or not use.holders or any(_is_in(orphan.pod, h) for h in use.holders)
+    is_same_use = use.since == orphan.use
+    return is_same_use or not use.holders or any(_is_in(orphan.pod, h) for h in use.holders)
 
 
 def _is_in(pod: Pod, holder: Holder) -> bool:
-    """A process is in that pod, or in some pod where this one's UID is not known."""
+    """Return whether a process is in the pod, or in any pod if the pod's UID is not known."""
     return holder.pod_uid is not None and pod.uid in ("", holder.pod_uid)

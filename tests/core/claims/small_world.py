@@ -184,7 +184,7 @@ class ClaimsNode(Node[W], Generic[W], frozen=True):
 
     def checkpoint_written(self) -> Self:
         """The newest contents are on disk."""
-        wanted = self.orders.checkpoint
+        wanted = self.orders.disk.checkpoint
         assert wanted is not None
         return self.with_(disk=wanted).stepped(CheckpointWritten(wanted.number, self.of))
 
@@ -212,7 +212,7 @@ def calls(claims: Iterable[ClaimName]) -> tuple[Happening[N], ...]:
 def _call(claim: ClaimName, *, prepares: bool) -> Happening[N]:
     return Happening(
         _name(claim, prepares=prepares),
-        lambda n: n.orders.is_serving and not n.outside.kubelet.waits_for(claim, prepares=prepares),
+        lambda n: n.orders.serving.is_serving and not n.outside.kubelet.waits_for(claim, prepares=prepares),
         lambda n: n.asked(claim, prepares=prepares),
     )
 

@@ -149,9 +149,11 @@ def disk_full() -> Cause:
     core = core_with(ON_HOST, one=(A,))
     core.held_back = {"checkpoint"}
     token = core.prepare(ONE)
-    assert core.wanted.checkpoint is not None
+    assert core.wanted.disk.checkpoint is not None
     core.feed(
-        CheckpointWritten(core.wanted.checkpoint.number, ClaimsOf.GPUS, "no space left on device: free some")
+        CheckpointWritten(
+            core.wanted.disk.checkpoint.number, ClaimsOf.GPUS, "no space left on device: free some"
+        )
     )
     core.pass_time(limits.CLAIM_ANSWER_S)
     (cause,) = core.refused(token).causes

@@ -140,7 +140,7 @@ def test_a_device_that_this_node_cannot_give_is_refused_at_once(device: str, wor
     token = core.prepare(Claim(ONE, None, 1, (AllocatedDevice("a", POOL, device),)))
     assert words in core.refusal(token)
     assert core.claim_state(ONE) is ClaimState.ABSENT
-    assert core.wanted.checkpoint is None
+    assert core.wanted.disk.checkpoint is None
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ def test_a_disk_that_takes_no_checkpoint_is_the_error_at_35_s_and_nothing_was_do
     core = core_with(ON_HOST, one=(A,))
     core.held_back = {"checkpoint"}
     token = core.prepare(ONE)
-    checkpoint = core.wanted.checkpoint
+    checkpoint = core.wanted.disk.checkpoint
     assert checkpoint is not None
     core.feed(CheckpointWritten(checkpoint.number, ClaimsOf.GPUS, "no space left on device: free some"))
     core.pass_time(limits.CLAIM_ANSWER_S)
@@ -457,7 +457,7 @@ def test_a_stopping_daemon_refuses_new_calls() -> None:
     core.prepare(ONE)
     core.feed(ShutdownRequested())
     assert "stopping" in core.refusal(core.unprepare(ONE))
-    assert not core.wanted.is_serving
+    assert not core.wanted.serving.is_serving
 
 
 # --- an unprepare of a claim that is not known ----------------------------------------------------------------------

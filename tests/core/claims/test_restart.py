@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.core.claims.outputs import ClaimsWanted
+from gpuactors.core.claims.outputs import ClaimsWanted, ServingWanted
 from gpuactors.core.claims.view import with_claims
 from gpuactors.core.events.claims import CheckpointRead, CheckpointRefused
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, ShutdownRequested, SuccessorLost
@@ -215,8 +215,8 @@ def test_a_checkpoint_of_a_newer_version_is_not_touched_and_no_claim_is_served()
     core.feed(CheckpointRefused("the checkpoint is of version 7: install that version", ClaimsOf.GPUS))
     assert "version 7" in core.refusal(core.prepare(name("one")))
     assert "version 7" in core.refusal(core.unprepare(name("one")))
-    assert core.wanted.checkpoint is None
-    assert not core.wanted.is_serving
+    assert core.wanted.disk.checkpoint is None
+    assert not core.wanted.serving.is_serving
 
 
 def test_the_gpu_of_a_claim_is_given_to_nobody_while_the_checkpoint_may_not_be_used() -> None:
@@ -374,11 +374,11 @@ def test_after_a_hand_over_calls_are_passed_on_until_kubelet_knows_the_successor
     health = core.wanted.health
     core.feed(HandOverRequested())
     wanted = core.wanted
-    assert (wanted.is_serving, wanted.health) == (True, health)
+    assert (wanted.serving.is_serving, wanted.health) == (True, health)
     assert health
     assert core.answer(core.prepare(name("one"))) == Elsewhere()
     core.pass_time(limits.RELAY_S)
-    assert core.wanted == ClaimsWanted(drain_s=limits.CLAIM_CALL_S)
+    assert core.wanted == ClaimsWanted(ServingWanted(drain_s=limits.CLAIM_CALL_S))
     assert core.answer(core.prepare(name("one"))) == Elsewhere(), (
         "in the hands of a socket that is being closed"
     )
@@ -388,7 +388,7 @@ def test_a_daemon_that_is_told_to_stop_after_a_hand_over_passes_calls_on_to_the_
     core = side_by_side(ON_HOST, one=(A,))
     core.feed(HandOverRequested())
     core.feed(ShutdownRequested())
-    assert core.wanted.is_serving
+    assert core.wanted.serving.is_serving
     assert core.answer(core.prepare(name("one"))) == Elsewhere()
 
 
@@ -397,9 +397,9 @@ def test_a_daemon_that_serves_again_soon_keeps_its_sockets_and_answers_by_itself
     core.feed(HandOverRequested())
     core.held_back = {"load"}
     core.feed(SuccessorLost())
-    assert core.wanted.is_serving
+    assert core.wanted.serving.is_serving
     core.feed(PredecessorGone("none"))
-    assert core.wanted.is_serving
+    assert core.wanted.serving.is_serving
     assert core.answer(core.prepare(name("one"))) == Elsewhere(), "it is held until the checkpoint is read"
     core.release("load")
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
@@ -410,7 +410,7 @@ def test_a_daemon_whose_successor_was_lost_reads_the_checkpoint_again() -> None:
     core.prepare(name("one"))
     core.feed(HandOverRequested())
     core.feed(SuccessorLost(), PredecessorGone("there is none"))
-    assert core.wanted.load == 2
+    assert core.wanted.disk.load == 2
     assert core.claim_state(name("one")) is ClaimState.PREPARED
     core.unprepare(name("one"))
     assert core.driver(A) == "nvidia"
@@ -423,7 +423,7 @@ def test_an_earlier_read_of_the_checkpoint_does_not_count_after_the_hand_over() 
     before.prepare(name("one"))
     after.feed(PredecessorGone("it handed over"))
     after.feed(CheckpointRead(load=1, driver_kind=ClaimsOf.GPUS))
-    assert not after.wanted.is_serving
+    assert not after.wanted.serving.is_serving
     after.disk = before.disk
     after.release("load")
     assert after.claim_state(name("one")) is ClaimState.PREPARED

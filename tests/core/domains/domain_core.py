@@ -208,10 +208,10 @@ class DomainCore(CallsCore):
     def _of_disk(self) -> Event | None:
         wanted = self.wanted
         claims = wanted.claims
-        if claims.load and not self.state.domains.claims.loaded and "load" not in self.held_back:
+        if claims.disk.load and not self.state.domains.claims.loaded and "load" not in self.held_back:
             return read_back(self.disk, self.of)
-        if claims.checkpoint is not None and "checkpoint" not in self.held_back:
-            return self.checkpoint_written(claims.checkpoint)
+        if claims.disk.checkpoint is not None and "checkpoint" not in self.held_back:
+            return self.checkpoint_written(claims.disk.checkpoint)
         if claims.files and "files" not in self.held_back:
             act = next(iter(claims.files.values()))
             self.files = {uid: edits for uid, edits in self.files.items() if uid != act.name.uid}

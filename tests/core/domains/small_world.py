@@ -177,7 +177,7 @@ class Node(ClaimsNode[Outside], frozen=True):
             return HostScanned(scan, ())
         if (read := self.state.kubelet.ledger.refresh.outstanding) is not None:
             return ledger_read(read, claims=self.outside.listed)
-        if self.orders.load and not self.claims.loaded:
+        if self.orders.disk.load and not self.claims.loaded:
             return read_back(self.outside.disk, self.of)
         return ImexRead(self.wanted.imex, IMEX) if self.wanted.imex else None
 
@@ -348,7 +348,9 @@ ANSWERS: Final[tuple[Happening[Node], ...]] = (
     Happening("the label is read", lambda n: bool(n.wanted.label_read), label_read),
     Happening("the label is patched", lambda n: n.wanted.label_patch is not None, label_patched),
     Happening(
-        "the checkpoint is written", lambda n: n.wanted.claims.checkpoint is not None, Node.checkpoint_written
+        "the checkpoint is written",
+        lambda n: n.wanted.claims.disk.checkpoint is not None,
+        Node.checkpoint_written,
     ),
     Happening("files are done", lambda n: bool(n.wanted.claims.files), lambda n: n.files_done(_first_act(n))),
 )

@@ -156,12 +156,12 @@ class ClaimCore(CallsCore):
 
     def _claims_answer(self) -> Event | None:
         wanted = self.wanted
-        if wanted.load and not self.state.gpus.claims.loaded and "load" not in self.held_back:
+        if wanted.disk.load and not self.state.gpus.claims.loaded and "load" not in self.held_back:
             return read_back(self.disk, self.of)
         if wanted.reads and "read" not in self.held_back:
             return self.read_event(wanted.reads[0])
-        if wanted.checkpoint is not None and "checkpoint" not in self.held_back:
-            return self.checkpoint_written(wanted.checkpoint)
+        if wanted.disk.checkpoint is not None and "checkpoint" not in self.held_back:
+            return self.checkpoint_written(wanted.disk.checkpoint)
         if wanted.files and "files" not in self.held_back:
             return ActDone(next(iter(wanted.files.values())).number, driver_kind=ClaimsOf.GPUS)
         if wanted.devices and "device" not in self.held_back:

@@ -376,7 +376,7 @@ ANSWERS: Final[tuple[Happening[Node], ...]] = (
     Happening("the node is seen", FIRST_READ.enabled, seen),
     Happening("the claim is read", lambda n: bool(n.orders.reads), Node.claim_read),
     Happening(
-        "the checkpoint is written", lambda n: n.orders.checkpoint is not None, Node.checkpoint_written
+        "the checkpoint is written", lambda n: n.orders.disk.checkpoint is not None, Node.checkpoint_written
     ),
     Happening("the act is done", lambda n: bool(n.acts), lambda n: act_done(n, n.acts[0])),
 )
@@ -389,7 +389,7 @@ HAPPENINGS: Final[tuple[Happening[Node], ...]] = (
     Happening("the last act is done", lambda n: len(n.acts) > 1, lambda n: act_done(n, n.acts[-1])),
     Happening("the act is refused", lambda n: bool(n.acts), _act_failed(ActFault.REFUSED)),
     Happening("the act finds the GPU in use", lambda n: bool(n.orders.devices), _act_failed(ActFault.IN_USE)),
-    Happening("all that is asked for is done", lambda n: n.orders.load > 0, all_done),
+    Happening("all that is asked for is done", lambda n: n.orders.disk.load > 0, all_done),
     Happening("the daemon restarts", lambda _: True, restarted),
     Happening(
         "the device plugin allocates it",

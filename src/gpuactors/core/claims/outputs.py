@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.claims.files import PlacedFile
-from gpuactors.core.claims.view import DriverView, offered
+from gpuactors.core.claims.view import DriverView
 from gpuactors.core.state.claims import (
     FILES,
     ClaimRecord,
@@ -30,6 +30,7 @@ from gpuactors.core.values.claim import (
     Claim,
     ClaimedModels,
     ClaimName,
+    ClaimsOf,
     ClaimUid,
     DeviceEdits,
     DeviceHealth,
@@ -82,46 +83,34 @@ class CheckpointWanted(Struct, frozen=True, gc=False):
 
 
 class DiskWanted(Struct, frozen=True, gc=False):
-    """The input of the checkpoint's keeper, of `ClaimsWanted`."""
+    """The input of the checkpoint's keeper."""
 
     load: int = 0
+    """How many times the checkpoint must have been read: again when a predecessor has handed over. 0 if not at all."""
     checkpoint: CheckpointWanted | None = None
 
 
 class ServingWanted(Struct, frozen=True, gc=False):
-    """The input of the plugin, of `ClaimsWanted`."""
+    """The input of the plugin."""
 
-    is_serving: bool
-    drain_s: float
+    is_serving: bool = False
+    """True if kubelet may send claims to this daemon: it answers, or passes the calls on to its successor."""
+    drain_s: float = limits.DRAIN_S
+    """How long calls in flight may take when serving ends, in seconds."""
 
 
 class ClaimsWanted(Struct, frozen=True, gc=False):
     """The input of the claims' actors."""
 
-    load: int = 0
-    """How many times the checkpoint must have been read: again when a predecessor has handed over. 0 if not at all."""
-    is_serving: bool = False
-    """True if kubelet may send claims to this daemon: it answers, or passes the calls on to its successor."""
-    drain_s: float = limits.DRAIN_S
-    """How long calls in flight may take when serving ends, in seconds."""
+    serving: ServingWanted = ServingWanted()
+    disk: DiskWanted = DiskWanted()
     reads: tuple[ReadWanted, ...] = ()
-    checkpoint: CheckpointWanted | None = None
     devices: Mapping[DeviceKey, DeviceAct] = field(default_factory=dict)
     fitness_check: FitnessCheck | None = None
     files: Mapping[ClaimUid, FilesAct] = field(default_factory=dict)
     offer: Offer | None = None
     """The devices for the ResourceSlices; None while unknown."""
     health: tuple[DeviceHealth, ...] = ()
-
-    @property
-    def serving(self) -> ServingWanted:
-        """Return the input of the plugin."""
-        return ServingWanted(self.is_serving, self.drain_s)
-
-    @property
-    def disk(self) -> DiskWanted:
-        """Return the input of the checkpoint's keeper."""
-        return DiskWanted(self.load, self.checkpoint)
 
 
 NO_CLAIMS_WANTED = ClaimsWanted()
@@ -138,24 +127,30 @@ def claims_wanted(view: DriverView) -> ClaimsWanted:
     if role is Role.HANDED_OVER:
         drain_s = limits.CLAIM_CALL_S if claims.settings.side_by_side else limits.DRAIN_S
         # Kubelet reads the health of both, and takes the last list that came: they are to be the same.
-        health = offered(view.state, view.driver.kind)[1] if relays else ()
-        return ClaimsWanted(is_serving=relays, drain_s=drain_s, health=health)
+        health = _offered(view)[1] if relays else ()
+        return ClaimsWanted(ServingWanted(relays, drain_s), health=health)
     load = load_of(role)
     if not claims.loaded or claims.unserved or role is not Role.SERVING:
-        return ClaimsWanted(load, is_serving=relays)
-    (offer, health), acts = offered(view.state, view.driver.kind), view.driver.acts
+        return ClaimsWanted(ServingWanted(relays), DiskWanted(load))
+    (offer, health), acts = _offered(view), view.driver.acts
     acting = [e for e in claims.entries.values() if e.acts and claims.durable >= e.intent]
     return ClaimsWanted(
-        load=load,
-        is_serving=not view.state.daemon.stopping,
+        serving=ServingWanted(not view.state.daemon.stopping),
+        disk=DiskWanted(load, _checkpoint(view) if claims.checkpoint > claims.durable else None),
         reads=tuple(ReadWanted(n, claims.entries[u].name) for u, n in claims.reads.items()),
-        checkpoint=_checkpoint(view) if claims.checkpoint > claims.durable else None,
         devices=acts.device_acts(view.state, acting) if acts is not None else {},
         fitness_check=acts.fitness_check(view.state) if acts is not None else None,
         files=_files(view, acting),
         offer=offer,
         health=health,
     )
+
+
+def _offered(view: DriverView) -> tuple[Offer | None, tuple[DeviceHealth, ...]]:
+    """Return the devices that the driver offers to claims, None while unknown; and their health."""
+    state, kind = view.state, view.driver.kind
+    part = state.offered if kind is ClaimsOf.GPUS else state.domains.offered
+    return part.offer, part.health
 
 
 def _checkpoint(view: DriverView) -> CheckpointWanted:

@@ -9,9 +9,8 @@ from gpuactors.core.claims.driver import Driver
 from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, Claims, with_entry
-from gpuactors.core.values.claim import ClaimsOf, DeviceHealth
+from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.effects import Effect
-from gpuactors.core.values.slices import Offer
 
 
 def claims_of(state: NodeState, kind: ClaimsOf) -> Claims:
@@ -24,12 +23,6 @@ def with_claims(state: NodeState, kind: ClaimsOf, claims: Claims) -> NodeState:
     if kind is ClaimsOf.GPUS:
         return replace(state, gpus=replace(state.gpus, claims=claims))
     return replace(state, domains=replace(state.domains, claims=claims))
-
-
-def offered(state: NodeState, kind: ClaimsOf) -> tuple[Offer | None, tuple[DeviceHealth, ...]]:
-    """Return the devices that one driver offers to claims, None while unknown; and their health."""
-    part = state.offered if kind is ClaimsOf.GPUS else state.domains.offered
-    return part.offer, part.health
 
 
 class DriverView(Struct, frozen=True, gc=False):

@@ -71,7 +71,7 @@ class CheckpointRead(OfDriver, frozen=True, gc=False):
     warning: str = ""
     """The sentence about what a damaged checkpoint lacks, which was quarantined; empty if it was whole."""
     load: int = 2
-    """The number of the read (`ClaimsWanted.load`). A read that began before the predecessor handed over is not used
+    """The number of the read (`DiskWanted.load`). A read that began before the predecessor handed over is not used
     after that."""
     owed: tuple[OwedReturn, ...] = ()
     """The returns that are owed."""

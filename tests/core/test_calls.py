@@ -14,7 +14,7 @@ from gpuactors.core.events.deviceplugin import (
     PreferenceRequest,
     PreStartAsked,
 )
-from gpuactors.core.events.host import HostChanged, InspectionFailed
+from gpuactors.core.events.host import HostChanged, InspectionFailed, UeventsLost, UeventsOpened
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.host.inspections import SHORTAGE_INSPECTION_S
 from gpuactors.core.step import CALL_SETTLE_S
@@ -45,6 +45,43 @@ def test_an_answer_waits_for_an_inspection_that_was_asked_for_after_the_call() -
         )
     ]
     assert core.state.calls.waiting == {}
+
+
+@pytest.mark.parametrize("asked", [allocate((A,)), pre_start_call(A)])
+def test_a_call_is_not_answered_from_an_inspection_that_a_uevent_has_outdated(
+    asked: AllocateAsked | PreStartAsked,
+) -> None:
+    """The GPU is found again in another group while a slow inspection of it is outstanding."""
+    core = Core(gpu(A), gpu(B))
+    core.feed(asked, HostChanged(A, None, "bind pci"))
+    assert core.answers(core.inspected(A, gpu(A))) == [], "it may have read before the uevent"
+    answer = only(Refused, core.answers(core.inspected(A, gpu(A, 9))))
+    assert answer.reason == f"{A}: its IOMMU group changed from 1 to 9; ask again"
+
+
+def test_a_uevent_of_another_device_delays_no_call() -> None:
+    core = Core(gpu(A), gpu(B))
+    core.feed(pre_start_call(A), HostChanged(B, None, "bind pci"))
+    assert core.answers(core.inspected(A, gpu(A))) == [Ready()]
+
+
+@pytest.mark.parametrize("missed", [UeventsLost("ENOBUFS"), UeventsOpened()])
+def test_a_call_is_not_answered_from_an_inspection_after_which_uevents_were_missed(
+    missed: UeventsLost | UeventsOpened,
+) -> None:
+    core = Core(gpu(A), gpu(B))
+    core.feed(pre_start_call(A), missed)
+    assert core.answers(core.inspected(A, gpu(A))) == []
+    answer = only(Refused, core.answers(core.inspected(A, gpu(A, 9))))
+    assert answer.causes == (Cause.GROUP_CHANGED,)
+    assert B not in core.state.host.inspections.functions, "the scan finds what no call waits for"
+
+
+def test_the_inspection_of_a_device_shows_the_others_of_its_group() -> None:
+    both = (gpu(A, 7), gpu(B, 7))
+    core = Core(*both)
+    core.feed(pre_start_call(A, B))
+    assert core.answers(core.inspected(B, *both)) == [Ready()]
 
 
 def granted(core: Core, *functions: PciFunction) -> Granted:

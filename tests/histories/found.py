@@ -446,6 +446,16 @@ FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
             "a pod and a claim race for a card@128+0.3; a pod ends@53+0.3; "
             "a pod is force-deleted and dies late@77; a pod with a claim comes@124",
         ),
+        "two cards swap their numbers while PreStartContainer waits for a slow inspection": (
+            0,
+            "inspections and scans take long; a pod comes+0.7; "
+            "two cards are rescanned and swap their group numbers",
+        ),
+        "the same while the socket of uevents is closed": (
+            0,
+            "inspections and scans take long; a pod comes+0.7; the uevent watcher crashes; "
+            "two cards are rescanned and swap their group numbers",
+        ),
     }.items()
 }
 """On nodes with claims, each with the seed of the schedule that shows it."""

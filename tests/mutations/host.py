@@ -111,6 +111,21 @@ HOST: Final = (
         "view.clique is None and view.is_ready_by_status(settings.node) and _is_of_now",
         "tests/core/domains/test_readiness.py::test_a_clique_without_the_node_does_not_outrank_a_status_that_goes_on_to_say_ready",
     ),
+    # --- calls that wait while the host changes ----------------------------------------------------------------------
+    Mutation(
+        "a call is answered from an inspection after which uevents were missed",
+        "core/step.py",
+        "    wanted = inspections.ask_inspections(wanted, calls.addresses_waited_for(state))\n",
+        "",
+        "tests/core/test_calls.py::test_a_call_is_not_answered_from_an_inspection_after_which_uevents_were_missed",
+    ),
+    Mutation(
+        "a call is answered from an inspection that a uevent has outdated",
+        "core/deviceplugin/calls.py",
+        "    return (seen := host.seen.get(address)) is None or wanted.again or wanted.outstanding > seen.inspection\n",
+        "    return min(c.since for c in state.calls.waiting.values()) >= host.seen[address].inspection\n",
+        "tests/core/test_calls.py::test_a_call_is_not_answered_from_an_inspection_that_a_uevent_has_outdated",
+    ),
     # --- what a container left ---------------------------------------------------------------------------------------
     Mutation(
         "what is mounted in a tree is emptied",

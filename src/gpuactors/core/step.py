@@ -333,11 +333,12 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
 
 def _rescanned(state: NodeState, *, uevents: str, scan_begun: bool = True) -> NodeState:
     """`state` with a full scan wanted, as uevents were, are or will be missed; the outstanding one if that has not
-    begun."""
-    scan = state.host.inspections
-    if scan_begun or scan.whole.outstanding is None:
-        scan = inspections.ask_scan(scan)
-    return replace(state, host=replace(state.host, inspections=scan, uevents=uevents))
+    begun. No call waits for the scan: what one is about is inspected again."""
+    wanted = state.host.inspections
+    if scan_begun or wanted.whole.outstanding is None:
+        wanted = inspections.ask_scan(wanted)
+    wanted = inspections.ask_inspections(wanted, calls.addresses_waited_for(state))
+    return replace(state, host=replace(state.host, inspections=wanted, uevents=uevents))
 
 
 def _ledger(state: NodeState, event: events.kubelet.LedgerEvent, at: float) -> Stepped:

@@ -2,9 +2,11 @@
 
 Theory of operation. Allocate and PreStartContainer are answered from facts read *after* the call came in: a call
 requests an inspection of each of its devices, a poll of the groups' use and a read of kubelet's ledger, and waits for
-their results. A read of the ledger that was requested just before the call counts as well. No call is refused because
-of an owner before kubelet was asked for that pod, after the call came (Get): kubelet allocates what its ledger has free
-*now*, so the owner may have just left. If the ledger cannot be read, its last known contents count.
+their results. After a uevent of a device, and after uevents were missed, it waits for the inspection that follows: an
+earlier one may have read a group number that another device has now. A read of the ledger that was requested just
+before the call counts as well. No call is refused because of an owner before kubelet was asked for that pod, after the
+call came (Get): kubelet allocates what its ledger has free *now*, so the owner may have just left. If the ledger cannot
+be read, its last known contents count.
 
 Kubelet may ask for a device that a pod has already: an init container's is reused by the pod's next container. It does
 so by mistake as well, when List has made it forget an Allocate in flight (`host/asking.py`). The pod's cgroup tells the
@@ -71,6 +73,7 @@ from gpuactors.core.values.model import (
     Difference,
     LastCall,
     LedgerEntry,
+    PciAddress,
     PciFunction,
     Pod,
     PodLife,
@@ -240,11 +243,16 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     return Reply(event.token, Preferred(tuple(chosen)))
 
 
+def addresses_waited_for(state: NodeState) -> list[PciAddress]:
+    """Return the functions that waiting calls are about."""
+    return sorted({unit.address for call in state.calls.waiting.values() for unit in _units(call)})
+
+
 def waits_for_poll(state: NodeState) -> bool:
     """Return whether a call has its inspections and waits for a poll: for the holders of its devices, or for their
     release."""
     return any(
-        not any(_is_unseen(state, call, unit) for unit in _units(call))
+        not any(_is_unseen(state, unit) for unit in _units(call))
         and (any(_is_unpolled(state, call, device) for device in call.seen) or not _is_unread(state, call))
         for call in state.calls.waiting.values()
     )
@@ -380,7 +388,7 @@ def _is_missing(state: NodeState, call: Call) -> bool:
     whether the claims' devices are not known."""
     # Asked of every call that waits, after each event with a fact: sixteen at once wait for one another's.
     for device, units in call.seen.items():
-        if any(_is_unseen(state, call, u) for u in units) or _is_unpolled(state, call, device):
+        if any(_is_unseen(state, u) for u in units) or _is_unpolled(state, call, device):
             return True
     return not state.gpus.claims.is_known
 
@@ -442,18 +450,20 @@ def _units(call: Call) -> Iterable[PciFunction]:
 
 
 def _unseen(state: NodeState, call: Call) -> list[DeviceKey]:
-    """Return the call's devices that were not inspected since it came: the inspection is outstanding, or the daemon
-    lacked resources for it."""
-    return sorted(d for d, units in call.seen.items() if any(_is_unseen(state, call, u) for u in units))
+    """Return the call's devices that were not inspected since it came, or since a uevent of them came or was missed:
+    the inspection is outstanding, or the daemon lacked resources for it."""
+    return sorted(d for d, units in call.seen.items() if any(_is_unseen(state, u) for u in units))
 
 
-def _is_unseen(state: NodeState, call: Call, unit: PciFunction) -> bool:
+def _is_unseen(state: NodeState, unit: PciFunction) -> bool:
+    """Return whether a newer inspection of the function than the last one is to come back: the call has requested it,
+    or a uevent that may have outdated the last one."""
     host, address = state.host, unit.address
     if host.short.get(address):
         return True
     if (wanted := host.inspections.single.get(address)) is None or wanted.outstanding is None:
         return False
-    return (seen := host.seen.get(address)) is None or seen.inspection <= call.since
+    return (seen := host.seen.get(address)) is None or wanted.again or wanted.outstanding > seen.inspection
 
 
 def _unpolled(state: NodeState, call: Call) -> list[DeviceKey]:

@@ -6,6 +6,9 @@ from typing import Final
 
 import pytest
 
+from gpuactors.core.deviceplugin import calls
+from gpuactors.core.state import NodeState
+from gpuactors.core.values.model import PciFunction
 from tests.histories.claims import CLAIMS
 from tests.histories.events import DRAWN, DRAWN_WITH_CLAIMS
 from tests.histories.move_events import (
@@ -59,6 +62,48 @@ HISTORIES: Final = {
         f"inspections and scans take long; {SWAPPED}@3; kubelet starts+70"
     ),
 }
+
+
+STARTS: Final = "inspections and scans take long; a pod comes"
+"""Allocate and PreStartContainer wait for an inspection each: the second one reads after 0.5 s, and ends after 1 s."""
+
+DEAF: Final = "the uevent watcher crashes"
+
+MOVED_UNDER_A_START: Final = {
+    "and the daemon hears of it": f"{STARTS}+0.7; {SWAPPED}+70",
+    "and the daemon hears that it has missed something": f"{STARTS}+0.7; {DEAF}; {SWAPPED}+70",
+    "and nothing is heard before the answer": f"{STARTS}+0.95; {DEAF}+0.001; {SWAPPED}+70",
+    "at the moment of the answer": f"{STARTS}+1.001; {SWAPPED}+70",
+}
+
+
+@pytest.mark.parametrize("name", MOVED_UNDER_A_START)
+def test_a_container_is_started_with_no_other_cards_node_if_that_can_be_known(name: str) -> None:
+    played = play(parse_script(MOVED_UNDER_A_START[name]), CLAIMS)
+    assert played.failure is None, played.failure
+
+
+def test_a_daemon_that_answers_in_spite_of_a_uevent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It decides by the first inspection that comes back."""
+
+    def is_unseen(state: NodeState, unit: PciFunction) -> bool:
+        seen = state.host.seen[unit.address].inspection
+        return any(seen <= call.since for call in state.calls.waiting.values())
+
+    monkeypatch.setattr(calls, "_is_unseen", is_unseen)
+    _expect_found("and the daemon hears of it")
+
+
+def test_a_daemon_that_answers_though_it_missed_uevents_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "addresses_waited_for", lambda _: [])
+    _expect_found("and the daemon hears that it has missed something")
+
+
+def _expect_found(name: str) -> None:
+    failure = play(parse_script(MOVED_UNDER_A_START[name]), CLAIMS).failure
+    assert failure is not None
+    assert failure.check == "the daemon misbehaved"
+    assert "was started with" in failure.text
 
 
 @pytest.mark.parametrize("cdev", [0, 4], ids=["without cdevs", "with cdevs"])

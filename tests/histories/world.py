@@ -57,6 +57,7 @@ from tests.histories.claims import CLAIMS, COMPANION_DRIVER, ClaimsNode
 from tests.histories.domains import DOMAINS, DomainsNode
 from tests.histories.dra_node import DraNode
 from tests.histories.other_driver import OtherDriver
+from tests.histories.starts import Starts
 from tests.histories.trace import Trace
 from tests.histories.watch import Watch
 from tests.memory.control import StateDirectory, memory_control
@@ -219,7 +220,8 @@ def _dra_node(tree: HostTree, seed: int, tell: Callable[[Sequence[Uevent]], None
 
 @final
 class _Machines:
-    """The virtual machines of the pods. When one starts, its nodes must be those of its cards."""
+    """The virtual machines of the pods. When one starts, its nodes must be those of its cards, as far as a daemon could
+    know."""
 
     def __init__(
         self, tree: HostTree, tell: Callable[[Sequence[Uevent]], None], world: Sequence[World]
@@ -232,7 +234,8 @@ class _Machines:
         """Implement `Tenancy.start`."""
         (world,) = self._world
         cards = [device for device in devices if _ADDRESS.fullmatch(device)]
-        groups = {spec.group for card in cards if (spec := self._tree.functions.get(card)) is not None}
+        known = (card for card in cards if world.starts.is_knowable(card))
+        groups = {spec.group for card in known if (spec := self._tree.functions.get(card)) is not None}
         strange = {f"/dev/vfio/{group}" for group in groups} - {*nodes}
         if nodes and strange and world.can_tell_stale_nodes:
             world.problems.append(
@@ -282,6 +285,7 @@ class World:
         """Forbidden acts of a daemon."""
         self.cut_off: list[str] = []
         """Calls that reached a daemon and were never answered."""
+        self.starts: Final = Starts(tree)
         self.on_step: Callable[[str, Step], None] = lambda _daemon, _step: None
         """Called with each step of each daemon."""
         self.closing = False
@@ -879,6 +883,7 @@ class World:
         )
 
     def _stepped(self, daemon: str, step: Step) -> None:
+        self.starts.stepped(daemon, step)
         self.on_step(daemon, step)
 
     def _pci_ids(self, *, renamed: bool) -> Path:

@@ -41,6 +41,7 @@ from tests.core.builders import H100, SETTINGS, A, B, Core, allocate_call, gpu, 
 ALONE = gpu("01:00.0"), gpu("02:00.0")
 T, U = Token(1), Token(2)
 HOUR_S = 3600.0
+TAKES_OVER = Settings(SETTINGS.selectors, 60.0, pre_start_gate=True, hand_over=True)
 
 
 class Kubelet(Core):
@@ -50,7 +51,9 @@ class Kubelet(Core):
     that kubelet knows, by UID: those that List and Get name.
     """
 
-    def __init__(self, settings: Settings = SETTINGS, *, settled: bool = True) -> None:
+    def __init__(
+        self, settings: Settings = SETTINGS, *, settled: bool = True, is_readable: bool = True
+    ) -> None:
         self.file: dict[str, str] = {}
         self.lives: dict[str, PodLife] = {}
         self.names: dict[str, str] = {}
@@ -58,7 +61,7 @@ class Kubelet(Core):
         self.has_get = True
         self.socket = "kubelet"
         self.settled = settled
-        self.is_readable = True
+        self.is_readable = is_readable
         """Kubelet's file, and with it what is seen of its pods."""
         self.came = 1
         """Pods of any kind that have been seen to come; 0 where no cgroup is seen."""
@@ -231,7 +234,7 @@ def test_pods_whose_next_resource_fails_again_and_again_do_not_keep_others_from_
 def test_what_was_served_is_kept_while_nobody_has_said_which_pods_there_are() -> None:
     """The file is damaged, and a daemon that takes over may not ask for List yet."""
     old = ResourceName("nvidia.com/OLD")
-    core = Kubelet(Settings(SETTINGS.selectors, 60.0, pre_start_gate=True, hand_over=True))
+    core = Kubelet(TAKES_OVER)
     core.silent = True
     core.feed(PredecessorGone("handed over", {old: frozenset({"10de:2330"})}))
     core.pass_time(2 * TAKE_OVER_LEDGER_S)
@@ -241,9 +244,33 @@ def test_what_was_served_is_kept_while_nobody_has_said_which_pods_there_are() ->
     assert old in core.state.published.served
 
 
+@pytest.mark.parametrize("problem", [None, "kubelet does not answer"])
+def test_a_daemon_that_could_not_read_kubelets_file_registers_when_kubelet_has_listed_its_pods(
+    problem: str | None,
+) -> None:
+    """One of them may have a GPU by an ID of an older plugin: it would be listed as free, and refused when the file can
+    be read. If kubelet does not list them either, the daemon does not wait for that."""
+    core = Kubelet(TAKES_OVER, is_readable=False)
+    core.silent = True
+    core.feed(PredecessorGone("none", {}))
+    assert core.state.published.plugins == {}
+    core.ledger_problem = problem
+    core.feed(core.ledger_event(core.read))
+    assert core.lists == 1
+    assert H100 in core.state.published.plugins
+
+
+def test_a_daemon_that_could_read_kubelets_file_registers_at_once() -> None:
+    core = Kubelet(TAKES_OVER)
+    core.silent = True
+    core.feed(PredecessorGone("none", {}))
+    assert core.lists == 0
+    assert H100 in core.state.published.plugins
+
+
 def test_a_daemon_that_does_not_serve_lists_nothing() -> None:
     """It does not know of the Allocates of the one that does."""
-    core = Kubelet(Settings(SETTINGS.selectors, 60.0, pre_start_gate=True, hand_over=True))
+    core = Kubelet(TAKES_OVER)
     core.pass_time(HOUR_S)
     assert core.asked
     assert core.lists == 0

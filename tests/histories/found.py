@@ -18,6 +18,10 @@ from tests.histories.script import Script, parse_script
 FOUND: Final[dict[str, Script]] = {
     name: parse_script(script)
     for name, script in {
+        "a daemon takes over with a damaged ledger file, and a pod has a GPU by an ID of an older plugin": (
+            "a daemon crashes; scans fail+0.001; an older plugin has given a card away; a pod comes; "
+            "the ledger file is damaged"
+        ),
         "a daemon with another state directory": (
             "a pod comes+0.3; a daemon starts with another state directory+3; a pod comes+3"
         ),

@@ -126,6 +126,14 @@ HOST: Final = (
         "    return min(c.since for c in state.calls.waiting.values()) >= host.seen[address].inspection\n",
         "tests/core/test_calls.py::test_a_call_is_not_answered_from_an_inspection_that_a_uevent_has_outdated",
     ),
+    Mutation(
+        "a daemon that could not read kubelet's file offers what a pod has",
+        "core/deviceplugin/device_lists.py",
+        " or _awaits_owners(state):\n",
+        ":\n",
+        "tests/core/test_asking.py::"
+        "test_a_daemon_that_could_not_read_kubelets_file_registers_when_kubelet_has_listed_its_pods",
+    ),
     # --- what a container left ---------------------------------------------------------------------------------------
     Mutation(
         "what is mounted in a tree is emptied",

@@ -387,12 +387,15 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
             unread = replace(state.kubelet.ledger, read=0, read_at=-math.inf, refresh=refresh)
             served = {r: models | state.published.served.get(r, frozenset()) for r, models in before.items()}
             served = {**state.published.served, **served}
-            return replace(
+            state = replace(
                 state,
                 daemon=replace(state.daemon, role=Role.SERVING),
                 kubelet=replace(state.kubelet, ledger=unread),
                 published=replace(state.published, served=served),
-            ), [Log(Level.INFO, "daemon.serving", {"predecessor": how})]
+            )
+            if not unread.names_owners:  # nothing is offered before
+                state = schedule.ask_ledger(state, at, lists=True)
+            return state, [Log(Level.INFO, "daemon.serving", {"predecessor": how})]
         case events.daemon.HandOverRequested():
             state, refused = calls.handed_over(state, at)
             return replace(state, daemon=replace(state.daemon, role=Role.HANDED_OVER)), [

@@ -128,9 +128,9 @@ def is_ready(state: NodeState) -> bool:
 
     Where a group is in use, the ledger must have been read since that was seen, if it can be read at all: a GPU with an
     external holder must not be offered at first. Nor must one that belongs to a claim, by the checkpoint or, where that
-    is lost, by kubelet's list.
+    is lost, by kubelet's list; nor, where kubelet's file could not be read, one that a pod may have by another ID.
     """
-    if not state.gpus.claims.is_known or _awaits_lost_claims(state):
+    if not state.gpus.claims.is_known or _awaits_lost_claims(state) or _awaits_owners(state):
         return False
     if not (
         state.host.scanned
@@ -152,6 +152,13 @@ def _awaits_lost_claims(state: NodeState) -> bool:
     since = state.gpus.claims.lost_since
     is_serving = state.daemon.role is Role.SERVING
     return is_serving and since is not None and state.kubelet.ledger.asking.done <= since
+
+
+def _awaits_owners(state: NodeState) -> bool:
+    """Return whether nothing has named the devices of pods yet: kubelet's file could not be read, and kubelet has not
+    answered List. A daemon that takes over may not ask. If kubelet does not answer, nothing is waited for."""
+    ledger = state.kubelet.ledger
+    return state.daemon.role is Role.SERVING and not ledger.names_owners and ledger.problem is None
 
 
 def _nothing_changed(before: NodeState, state: NodeState, at: float) -> bool:

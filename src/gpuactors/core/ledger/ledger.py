@@ -80,11 +80,13 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     )
     entries = _entries(before.entries, counted.entries)
     is_settling = counted.source.is_settling
+    names_owners = not event.passive or event.file is not None
     ledger = replace(
         _with_dynamic_resources(before, event, at),
         read=event.read,
         entries=entries,
         tried=True,
+        names_owners=before.names_owners or names_owners,
         refresh=before.refresh.answered(),
         read_at=before.asked_at,
         done=event.read,
@@ -108,7 +110,7 @@ def ledger_read(state: NodeState, event: LedgerRead, at: float) -> NodeState:
     after = resolved(state, replace(after, kubelet=replace(after.kubelet, pending_allocations=pending)))
     new_orphans = _new_orphans(state, entries, event.read)
     orphans = {**_still_orphans(after), **new_orphans}
-    if not event.passive or event.file is not None:  # else nobody has said which pods there are
+    if names_owners:  # else nobody has said which pods there are
         state = replace(after, published=replace(after.published, served=_still_served(after, is_settling)))
     else:
         state = after

@@ -547,6 +547,8 @@ class Ledger(Struct, frozen=True, gc=False):
     """Why the last read failed, as a sentence; the entries are the last known ones then."""
     tried: bool
     """A first read has come back, with any result."""
+    names_owners: bool = False
+    """Kubelet's list or its file has been read once, or no kubelet ran: until then a pod may have any device."""
     asked_at: float = -math.inf
     """When the last read was requested, the outstanding one if there is one."""
     read_at: float = -math.inf

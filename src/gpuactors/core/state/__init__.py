@@ -151,7 +151,7 @@ class NodeState(Struct, frozen=True, dict=True):
     @property
     def serves_claims(self) -> bool:
         """True if a DRA driver is on."""
-        return bool(self.all_claims)
+        return self.gpus.claims.settings is not None or self.domains.settings is not None
 
     @cached_property
     def index(self) -> Index:

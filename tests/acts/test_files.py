@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.acts.disk import RealDisk
-from gpuactors.acts.files import ClaimFiles, FilesError
+from gpuactors.acts.files import ClaimFiles
 from gpuactors.core.claims import cdi
 from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.claims.metadata import metadata_files
@@ -25,6 +25,7 @@ from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, Claim, C
 from gpuactors.core.values.domain import DomainUid
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.vfio import VfioConfig
+from gpuactors.ports.errors import StateFileError
 from tests.memory.disk import FakeDisk, StoppedError
 
 DRIVER = "gpu.nvidia.com"
@@ -177,7 +178,7 @@ def test_what_a_container_would_be_started_with_goes_first() -> None:
 @pytest.mark.parametrize("uid", ["", "..", "../../etc", "a/b", "a\n", "-a", "a" * 64])
 def test_a_uid_that_is_no_part_of_a_path_is_refused_and_removes_nothing(uid: str) -> None:
     disk = FakeDisk()
-    with pytest.raises(FilesError, match="no part of a path"):
+    with pytest.raises(StateFileError, match="no part of a path"):
         files(disk).write(contents(ClaimUid(uid)))
     files(disk).remove(ClaimUid(uid))
     assert disk.operations == []
@@ -223,7 +224,7 @@ def test_an_error_names_the_claim_and_the_directory() -> None:
     disk = written()
     disk.failures[len(disk.operations) + 2] = errno.EROFS
     with pytest.raises(
-        FilesError, match=rf"the files of claim {UID} in {CDI_DIR} .* cannot be written \(Read"
+        StateFileError, match=rf"the files of claim {UID} in {CDI_DIR} .* cannot be written \(Read"
     ):
         files(disk).write(contents(model="H200"))
 
@@ -336,7 +337,9 @@ def test_no_directory_is_cleared_while_a_cdi_file_cannot_be_read(monkeypatch: py
         raise OSError(errno.EIO, "Input/output error", path)
 
     monkeypatch.setattr(disk, "read", read)
-    with pytest.raises(FilesError, match=r"domains cannot be cleared .*k8s.other-claim.yaml: .*next start"):
+    with pytest.raises(
+        StateFileError, match=r"domains cannot be cleared .*k8s.other-claim.yaml: .*next start"
+    ):
         files(disk).clear_mounted(())
     assert disk.names(domain) == ("nodes.cfg",)
 
@@ -349,7 +352,9 @@ def test_no_directory_is_cleared_while_a_cdi_file_is_too_large_to_be_read(
     disk.put(f"{domain}/nodes.cfg", b"x")
     monkeypatch.setattr(limits, "CLAIMS_FILE_MAX_BYTES", 64)
     disk.put(path, b"x" * 64 + str(UID).encode())
-    with pytest.raises(FilesError, match=r"domains cannot be cleared .*k8s.other-claim.yaml: File too large"):
+    with pytest.raises(
+        StateFileError, match=r"domains cannot be cleared .*k8s.other-claim.yaml: File too large"
+    ):
         files(disk).clear_mounted(())
     assert disk.names(domain) == ("nodes.cfg",)
 
@@ -420,7 +425,7 @@ def test_a_directory_or_fifo_of_one_claims_name_costs_only_that_claim(tmp_path: 
     os.mkfifo(tmp_path / f"plugin/metadata/{other}")
     os.mkfifo(tmp_path / "cdi/vendor.json")
     assert UID in on_disk(tmp_path).found()
-    with pytest.raises(FilesError, match="Is a directory"):
+    with pytest.raises(StateFileError, match="Is a directory"):
         on_disk(tmp_path).write(contents())
     third = ClaimUid("0f1e2d3c-0000-4000-8000-000000000003")
     for path in of_real(contents(third), tmp_path):

@@ -24,8 +24,6 @@ from gpuactors.core.values.model import ResourceName
 from gpuactors.ports.errors import KubeletError
 from gpuactors.ports.node import Caller, Endpoint, Kubelet
 
-OnFailure = Callable[[str, Exception], None]
-
 
 class PluginPorts(Struct, frozen=True):
     """The ports of every plugin."""
@@ -34,7 +32,7 @@ class PluginPorts(Struct, frozen=True):
     caller: Caller
     inbox: trio.MemorySendChannel[Event]
     pre_start: bool
-    on_failure: OnFailure
+    on_failure: Callable[[str, Exception], None]
     """Called with an unexpected exception: a bug, to be logged with its traceback."""
 
 

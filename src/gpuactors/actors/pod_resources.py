@@ -7,7 +7,7 @@ which one read answers.
 from __future__ import annotations
 
 import trio
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.each_once import each_once, only
@@ -55,17 +55,4 @@ async def _read(number: int, wanted: LedgerWanted, ledger: LedgerReader) -> Ledg
             contents = await ledger.read(question)
     except LedgerError as exc:
         return LedgerUnreadable(number, str(exc), exc.file, exc.pods)
-    return LedgerRead(
-        number,
-        contents.kubelet,
-        contents.listed,
-        contents.claims,
-        contents.names_end,
-        contents.healthy,
-        contents.file,
-        contents.waiting,
-        passive=contents.passive,
-        answers=contents.answers,
-        has_get=contents.has_get,
-        pods=contents.pods,
-    )
+    return LedgerRead(number, **asdict(contents))

@@ -60,27 +60,17 @@ async def _answer(
 ) -> Done | Refused:
     late_at = trio.current_time() + limits.CLAIM_ANSWER_S
     answer = await ours(claim)
-    if not isinstance(answer, Elsewhere):
-        return answer
     with trio.move_on_at(late_at):
-        return await _until_answered(claim, ours, theirs)
+        while isinstance(answer, Elsewhere):
+            until = trio.current_time() + RELAY_OWN_S
+            while trio.current_time() < until:
+                if (passed_on := await theirs(claim)) is not None:
+                    return passed_on
+                await trio.sleep(RELAY_TRY_S)
+            answer = await ours(claim)
+        return answer
     return refusal(
         Cause.NOT_SERVING,
         f"the {call} of claim {claim} was handed over to the daemon's successor, which has not answered it within "
         f"{limits.CLAIM_ANSWER_S:g} s: look at its log; kubelet asks again",
     )
-
-
-async def _until_answered(
-    claim: ClaimName,
-    ours: Callable[[ClaimName], Awaitable[Done | Refused | Elsewhere]],
-    theirs: Callable[[ClaimName], Awaitable[Done | Refused | None]],
-) -> Done | Refused:
-    while True:
-        until = trio.current_time() + RELAY_OWN_S
-        while trio.current_time() < until:
-            if (passed_on := await theirs(claim)) is not None:
-                return passed_on
-            await trio.sleep(RELAY_TRY_S)
-        if not isinstance(answer := await ours(claim), Elsewhere):
-            return answer

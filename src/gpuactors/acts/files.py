@@ -57,10 +57,6 @@ MOUNTED: Final = "domains"
 _JSON: Final = ".json"
 
 
-class FilesError(StateFileError):
-    """A file of a claim cannot be written or removed; the text names which, why and the consequence."""
-
-
 @dataclass(slots=True)
 class _Seen:
     devices: bool = False
@@ -102,12 +98,12 @@ class ClaimFiles:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, contents: ClaimContents) -> None:
-        """Write the files of a claim durably. Raises `FilesError`, also for a UID or a request that is no part of a
+        """Write the files of a claim durably. Raises `StateFileError`, also for a UID or a request that is no part of a
         path.
         """
         uid = contents.claim.uid
         if not is_uid(uid) or not all(is_label(file.request) for file in contents.metadata):
-            raise FilesError(
+            raise StateFileError(
                 f"claim {contents.claim} has the UID {uid!r} or a request that is no part of a path"
             )
         try:
@@ -193,8 +189,8 @@ class ClaimFiles:
 
     def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
         """Remove the files of the claim durably, and these directories with whatever its container has written there.
-        Raises `FilesError`; `DirectoryLeftError` where the files are gone, and of a directory something is left: a next
-        try goes on from there."""
+        Raises `StateFileError`; `DirectoryLeftError` where the files are gone, and of a directory something is left: a
+        next try goes on from there."""
         if not is_uid(uid):  # so none was written
             return
         try:
@@ -215,7 +211,7 @@ class ClaimFiles:
             self._remove_mounted(mounted)
 
     def clear_mounted(self, kept: Collection[DomainUid] | None) -> tuple[str, ...]:
-        """Implement `ports.claims.ClaimFileStore.clear_mounted`. Raises `FilesError` where it cannot be known which
+        """Implement `ports.claims.ClaimFileStore.clear_mounted`. Raises `StateFileError` where it cannot be known which
         these are."""
         problems: list[str] = []
         try:
@@ -229,7 +225,7 @@ class ClaimFiles:
                     self._disk.remove_directory(self._mounted_dir)
             self._sync(os.path.dirname(self._mounted_dir))
         except OSError as error:
-            raise FilesError(
+            raise StateFileError(
                 f"{self._mounted_dir} cannot be cleared ({error.filename or self._mounted_dir}: {error.strerror}): "
                 "check the disk and the mounts of this pod; it is tried again at the next start"
             ) from None
@@ -270,7 +266,7 @@ class ClaimFiles:
             self._disk.sync_directory(directory)
 
     def sweep(self) -> None:
-        """Remove temporary files that a killed daemon left, and make its removals durable. Raises `FilesError`."""
+        """Remove temporary files that a killed daemon left, and make its removals durable. Raises `StateFileError`."""
         try:
             for directory in (self._cdi_dir, *self._claim_dirs()):
                 for name in self._names(directory):
@@ -288,7 +284,7 @@ class ClaimFiles:
     # --- what is there ------------------------------------------------------------------------------------------------
 
     def found(self) -> Mapping[ClaimUid, FoundFiles]:
-        """List each claim's files, complete or not; other drivers' files are left out. Raises `FilesError`."""
+        """List each claim's files, complete or not; other drivers' files are left out. Raises `StateFileError`."""
         try:
             return self._found()
         except OSError as error:
@@ -336,8 +332,8 @@ class ClaimFiles:
         except (FileNotFoundError, NotADirectoryError):
             return ()
 
-    def _error(self, what: str, uid: ClaimUid, error: OSError) -> FilesError:
-        return FilesError(
+    def _error(self, what: str, uid: ClaimUid, error: OSError) -> StateFileError:
+        return StateFileError(
             f"the files of claim {uid} in {self._cdi_dir} and {self._metadata_dir} cannot be {what} "
             f"({error.strerror}): check the disk and the mounts of this pod; it is tried again"
         )

@@ -15,7 +15,7 @@ from msgspec import Struct
 from gpuactors.core.values.claim import BoundFunction
 from gpuactors.core.values.model import PciAddress, is_bridge
 from gpuactors.core.values.text import encodable
-from gpuactors.host.best_effort import names_in
+from gpuactors.host.best_effort import names_in, text_of
 from gpuactors.host.faults import GONE, raise_if_short
 from gpuactors.host.iommu import read_group
 from gpuactors.host.procfs import NodeId, node_id
@@ -202,12 +202,7 @@ def _node_name(path: str, directory: str) -> str:
 
 def _text(path: str) -> str:
     """Read an attribute; empty if it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return encodable(file.read(4096).decode("utf-8", "surrogateescape").strip())
-    except OSError as error:
-        raise_if_short(error, path)
-        return ""
+    return text_of(path, 4096).strip()
 
 
 def _link_name(path: str) -> str | None:

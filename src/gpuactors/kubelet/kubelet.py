@@ -92,13 +92,13 @@ class UnixKubelet:
         """Implement `ports.node.Kubelet.serve`. The socket is directly in kubelet's directory, where operators expect
         it."""
         name = socket_name(resource, self._directory)
-        listener = bound(self._io.bind, os.path.join(self._directory, name), self._hanging)
+        path = os.path.join(self._directory, name)
+        listener = bound(self._io.bind, path, self._hanging)
         server = Server(
             [DevicePluginService(resource, device_lists, caller, pre_start=pre_start)], drain_s=limits.DRAIN_S
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(server.serve, listener)
-            path = os.path.join(self._directory, name)
             self._serving.add(path)
             try:
                 yield UnixEndpoint(name, listener, server)

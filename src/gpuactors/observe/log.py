@@ -31,13 +31,6 @@ LIBRARY_TEXTS_MAX: Final = 256
 LogFormat: TypeAlias = Literal["json", "console"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
-_LEVELS: Final[dict[LogLevel, int]] = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
-
 LIBRARY_EVENT: Final = "library.logged"
 """The event name of a line that a library wrote; its prose is in the field `message`, its name in
 `logger`."""
@@ -60,7 +53,7 @@ def configure(
     handler.setFormatter(_Formatter(node, _as_json if log_format == "json" else _console(sys.stderr)))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(_LEVELS[log_level])
+    root.setLevel(log_level.upper())
     for library in _CHATTERING:
         logging.getLogger(library).setLevel(logging.WARNING)
     logging.captureWarnings(True)

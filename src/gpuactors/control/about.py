@@ -13,9 +13,9 @@ class Setting(Struct, frozen=True):
 
     key: str
     value: str
-    """As JSON."""
+    """The value as JSON."""
     source: str
-    """Where it came from: `flag --select`, `default`."""
+    """The source of the value: `flag --select`, `default`."""
 
 
 class About(Struct, frozen=True):
@@ -24,4 +24,4 @@ class About(Struct, frozen=True):
     node: str = ""
     """The node's name."""
     settings: tuple[Setting, ...] = ()
-    """In the order in which they are shown."""
+    """The daemon's settings, in the order in which they are shown."""

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def ago(then: float, at: float) -> float | None:
-    """Seconds from `then` to `at`; None where `then` is not known."""
+    """Return the seconds from `then` to `at`; None if `then` is not known."""
     return max(0.0, at - then) if then != -math.inf else None
 
 
 def claims_view(state: NodeState, at: float) -> ClaimsView | None:
-    """Of GPUs; None while DRA is off."""
+    """Return the view of the claims of GPUs; None while DRA is off."""
     claims = state.gpus.claims
     if (settings := claims.settings) is None:
         return None
@@ -46,7 +46,8 @@ def claims_view(state: NodeState, at: float) -> ClaimsView | None:
 def of_claims(
     claims: Claims, driver: str, reports: Iterable[ClaimReport], reasons: Mapping[str, str], at: float
 ) -> ClaimsView:
-    """Of one driver. `reasons`: why a device must not be given to a claim now, by its name in the slice."""
+    """Return the view of one driver's claims. `reasons`: why a device must not be given to a claim now, by its name in
+    the slice."""
     unread = "" if claims.loaded else "the checkpoint of the claims has not been read yet"
     published = claims.publication
     return ClaimsView(
@@ -54,25 +55,25 @@ def of_claims(
         problem=claims.unserved or claims.unwritten or unread,
         claims=tuple(
             ClaimView(
-                namespace=found.name.namespace,
-                name=found.name.name,
-                uid=found.name.uid,
-                state=str(found.state),
-                age_s=max(0.0, at - found.changed_at),
-                devices=found.devices,
-                admin_devices=found.admin_devices,
-                problem=found.problem,
-                waiting_calls=found.waiting_calls,
-                domain=found.domain,
+                namespace=claim.name.namespace,
+                name=claim.name.name,
+                uid=claim.name.uid,
+                state=str(claim.state),
+                age_s=max(0.0, at - claim.changed_at),
+                devices=claim.devices,
+                admin_devices=claim.admin_devices,
+                problem=claim.problem,
+                waiting_calls=claim.waiting_calls,
+                domain=claim.domain,
             )
-            for found in reports
+            for claim in reports
         ),
         slices=_slices(published, reasons) if published is not None else None,
     )
 
 
 def _slices(published: Publication, reasons: Mapping[str, str]) -> SlicesView:
-    """A device whose health has changed since it was published has no reason."""
+    """Return the view of the published slices. A device whose health has changed since has no reason."""
     return SlicesView(
         slices=published.slices,
         generation=published.generation,
@@ -86,7 +87,7 @@ def _slices(published: Publication, reasons: Mapping[str, str]) -> SlicesView:
 
 
 def _reasons(state: NodeState) -> dict[str, str]:
-    """Why each GPU that must not be given to a claim now must not."""
+    """Return why GPUs must not be given to a claim now, by their names in the slice."""
     from gpuactors.core.gpus.offer import why_blocked
 
     return {
@@ -97,20 +98,20 @@ def _reasons(state: NodeState) -> dict[str, str]:
 
 
 def device_of_claims_view(state: NodeState, device: DeviceKey) -> DeviceOfClaimsView | None:
-    """None while DRA is off."""
+    """Return how claims may use the device; None while DRA is off."""
     if state.gpus.claims.settings is None:
         return None
     from gpuactors.core.gpus.report import device_of_claims
 
-    found = device_of_claims(state, device)
-    if found is None:
+    report = device_of_claims(state, device)
+    if report is None:
         return None
     return DeviceOfClaimsView(
-        claim_uid=found.claim,
-        stays=found.keep_on_vfio,
-        rule=str(found.rule) if found.rule is not None else "",
-        why=found.why,
-        first_drivers=tuple(OriginalDriverView(f.address, f.driver) for f in found.original_drivers),
-        offer=found.offer,
-        blocked=found.blocked,
+        claim_uid=report.claim,
+        stays=report.keep_on_vfio,
+        rule=str(report.rule) if report.rule is not None else "",
+        why=report.why,
+        first_drivers=tuple(OriginalDriverView(f.address, f.driver) for f in report.original_drivers),
+        offer=report.offer,
+        blocked=report.blocked,
     )

@@ -1,4 +1,4 @@
-"""The running daemon's status, asked of it by a command over its control socket.
+"""A command's side of the control socket: it asks the running daemon for its status.
 
 Every wait has a deadline: a daemon that hangs still has the kernel accept connections for it. `watch.py` asks for the
 changes as well.
@@ -35,14 +35,14 @@ from gpuactors.ports.errors import ControlError
 _READ_BYTES: Final = 65_536
 
 _DIAL_RETRY_S: Final = 0.01
-"""A listener whose queue is full has so long to accept some."""
+"""From one dial of a listener whose queue is full to the next."""
 
 
 class Running(Struct, frozen=True):
     """A daemon that has answered."""
 
     pid: int
-    """As it sees itself: in a container another one than on the host."""
+    """The daemon's PID in its own PID namespace: in a container not the host's."""
     version: str
     about: About
     view: NodeView
@@ -59,7 +59,8 @@ class OtherVersionError(ControlError):
 def read_status(
     path: str, connect_s: float = limits.CONTROL_CONNECT_S, call_s: float = limits.CONTROL_CALL_S
 ) -> Running:
-    """The status of the daemon that serves the control socket at `path`. Blocks for so long at most.
+    """Return the status of the daemon that serves the control socket at `path`. Blocks at most `connect_s` and
+    `call_s`.
 
     Raises `NoDaemonError` if there is none, `OtherVersionError` if this command cannot read its view, and
     `ControlError` if there may be one and it does not answer.
@@ -83,7 +84,8 @@ def read_status(
 
 
 def _connected(path: str, until: float) -> socket.socket:
-    """A connection to `path`. Raises OSError; BlockingIOError where its listener's queue is full until then."""
+    """Return a connection to `path`. Raises OSError; BlockingIOError if the listener's queue is still full at
+    `until`."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
@@ -102,7 +104,8 @@ def _connected(path: str, until: float) -> socket.socket:
 
 
 def _asked(path: str, connection: socket.socket, until: float) -> bytes:
-    """The line that answers. Raises OSError, TimeoutError after `until`, and ControlError."""
+    """Ask for the status and return the line of the answer. Raises OSError, TimeoutError after `until`,
+    ControlError."""
     received = bytearray()
     connection.settimeout(max(until - time.monotonic(), 0.001))
     connection.sendall(line_of(Request(STATUS)))
@@ -116,7 +119,7 @@ def _asked(path: str, connection: socket.socket, until: float) -> bytes:
 
 
 def understood(path: str, line: bytes) -> Answer:
-    """The answer in a line of the daemon behind `path`. Raises ControlError if it is an error, or none."""
+    """Return the answer in a line of the daemon behind `path`. Raises ControlError if it is an error or no answer."""
     try:
         answer = answer_of(line)
     except UndecodableError as exc:
@@ -131,7 +134,7 @@ def understood(path: str, line: bytes) -> Answer:
 
 
 def running(path: str, answer: Answer) -> Running:
-    """The daemon that has answered so at `path`. Raises `OtherVersionError` if its view cannot be decoded."""
+    """Return the daemon that sent this answer at `path`. Raises `OtherVersionError` if its view cannot be decoded."""
     try:
         decoded = decode_json(answer.status, DaemonStatus)
     except UndecodableError as exc:
@@ -143,9 +146,9 @@ def running(path: str, answer: Answer) -> Running:
 
 
 def other_version(path: str, version: str = "") -> OtherVersionError:
-    called = f" ({quoted(version)})" if version else ""
+    named = f" ({quoted(version)})" if version else ""
     return OtherVersionError(
-        f"the daemon behind {path} is of another version{called} than this command: run the command of its version, "
+        f"the daemon behind {path} is of another version{named} than this command: run the command of its version, "
         "in its own pod or image"
     )
 
@@ -174,7 +177,7 @@ def ending(path: str) -> ControlError:
 
 
 def no_answer(path: str, received: bytes) -> ControlError:
-    """By what came instead of a line, before the connection was closed or given up."""
+    """Return the error for a peer that sent `received` instead of a line."""
     if is_http2(received):
         return other_version(path)
     if not received:

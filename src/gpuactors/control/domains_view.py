@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def domains_view(state: NodeState, at: float) -> DomainsView | None:
-    """None while compute domains are off."""
+    """Return the view of the node's compute domains; None while they are off."""
     domains = state.domains
     if (settings := domains.settings) is None:
         return None
@@ -30,21 +30,21 @@ def domains_view(state: NodeState, at: float) -> DomainsView | None:
         claims=of_claims(domains.claims, settings.driver, report.claim_reports(domains), reasons, at),
         imex=report.imex_report(domains),
         label=LabelView(str(label.status), label.value, str(label), label.problem),
-        domains=tuple(_domain(found, at) for found in report.domain_reports(domains)),
+        domains=tuple(_domain(domain, at) for domain in report.domain_reports(domains)),
     )
 
 
-def _domain(found: DomainReport, at: float) -> DomainView:
+def _domain(domain: DomainReport, at: float) -> DomainView:
     return DomainView(
-        uid=found.uid,
-        name=found.name,
-        namespace=found.namespace,
-        status=str(found.status),
-        missing=found.missing,
-        labelled=found.labelled,
-        daemon_uid=found.daemon,
-        readiness=found.readiness,
-        problem=found.problem,
-        since_s=ago(found.changed_at, at) if found.changed_at is not None else None,
-        read_s=ago(found.read_at, at),
+        uid=domain.uid,
+        name=domain.name,
+        namespace=domain.namespace,
+        status=str(domain.status),
+        missing=domain.missing,
+        labelled=domain.labelled,
+        daemon_uid=domain.daemon,
+        readiness=domain.readiness,
+        problem=domain.problem,
+        since_s=ago(domain.changed_at, at) if domain.changed_at is not None else None,
+        read_s=ago(domain.read_at, at),
     )

@@ -20,11 +20,11 @@ from gpuactors.grpc_trio import Dial, Server, open_unix_channel
 from gpuactors.grpc_trio.limits import GRPC_CLOSE_S
 
 _TRY_AGAIN: Final = frozenset({Status.ABORTED, Status.UNAVAILABLE, Status.CANCELLED})
-"""It hands over to another successor, or it has just ended: a moment later the answer is another one."""
+"""The daemon hands over to another successor, or has just ended: the next answer may differ."""
 
 
 async def hand_over(path: str, dial: Dial, within_s: float) -> Answer:
-    """The answer of the daemon behind `path` to a hand-over. Raises `SocketError`."""
+    """Ask the daemon behind `path` to hand over, and return its answer. Raises `SocketError`."""
     try:
         async with open_unix_channel(path, connect_deadline_s=within_s, dial=dial) as channel:
             return Answer((await pb.ControlStub(channel).hand_over(pb.HandOverRequest())).pid)
@@ -36,14 +36,14 @@ async def hand_over(path: str, dial: Dial, within_s: float) -> Answer:
 
 @final
 class GrpcControl(pb.ControlBase):
-    """Answers the calls."""
+    """The control service by gRPC."""
 
     def __init__(self, service: ControlService) -> None:
         self._service = service
         self._server = Server([self], drain_s=GRPC_CLOSE_S)
 
     async def serve_connection(self, stream: trio.abc.Stream, received: bytes) -> None:
-        """Until the peer disconnects. `received`: what was read of the stream."""
+        """Serve calls until the peer disconnects. `received`: the bytes that were read of the stream before."""
         await self._server.serve_connection(trio.StapledStream(stream, _Reread(stream, received)))
 
     async def drain(self, grace_s: float) -> None:
@@ -65,7 +65,7 @@ class GrpcControl(pb.ControlBase):
 
 @final
 class _Reread(trio.abc.ReceiveStream):
-    """A stream of which some was read already."""
+    """A stream that first yields the bytes that were read of it before."""
 
     def __init__(self, stream: trio.abc.ReceiveStream, received: bytes) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""The request of a starting daemon to its predecessor: to hand over, by its control socket.
+"""The request of a starting daemon to its predecessor to hand over, by the control socket.
 
 Every wait has a deadline: a daemon that hangs still has the kernel accept connections for it.
 """
@@ -46,7 +46,7 @@ class HandedOver(Struct, frozen=True):
 
 
 class Unanswered(Struct, frozen=True):
-    """Another process has the socket and did not hand over; `reason` is the failure."""
+    """Another process has the socket and did not hand over, for this `reason`."""
 
     reason: str
 
@@ -62,7 +62,7 @@ async def ask_to_hand_over(
     owner_of: OwnerOf = owner_of,
     released: trio.Event | None = None,
 ) -> Asked:
-    """Asks the daemon that serves the control socket at `path` until there is an answer, for at most `within_s`.
+    """Ask the daemon that serves the control socket at `path` until it answers, for at most `within_s`.
 
     `released` is set by the answer to the same request at another socket: the daemon behind both has released them, so
     this one is asked again at once.
@@ -104,7 +104,8 @@ async def ask_to_hand_over(
 
 
 async def _asked(path: str, dial: Dial, within_s: float) -> Answer:
-    """The daemon's answer. Raises `SocketError`, `NoLineError`, what a stream raises, and `UndecodableError`."""
+    """Ask once, and return the answer. Raises `SocketError`, `NoLineError`, `UndecodableError`, and what a stream
+    raises."""
     try:
         async with await dial(path, deadline_s=trio.current_time() + within_s) as stream:
             await stream.send_all(line_of(Request(HAND_OVER)))

@@ -10,7 +10,7 @@ from gpuactors.control.messages import BEGIN, END
 
 
 class NoLineError(Exception):
-    """The peer sends no line of JSON; the text says why. `received`: the bytes that there are of it."""
+    """The peer sends no line of JSON; the text says why. `received`: the bytes that it sent."""
 
     def __init__(self, text: str, received: bytes) -> None:
         super().__init__(text)
@@ -19,14 +19,14 @@ class NoLineError(Exception):
 
 @final
 class Lines:
-    """Reads a stream line by line. `received`: what was read of it before."""
+    """Reads a stream line by line. `received`: the bytes that were read of it before."""
 
     def __init__(self, stream: trio.abc.ReceiveStream, received: bytes = b"") -> None:
         self._stream = stream
         self._received = bytearray(received)
 
     async def next(self, max_bytes: int) -> bytes:
-        """The next line, without its end. Raises NoLineError, and what the stream raises."""
+        """Return the next line, without its end. Raises NoLineError, and what the stream raises."""
         searched = 0
         while True:
             if self._received and not self._received.startswith(BEGIN):

@@ -15,11 +15,11 @@ from msgspec import Struct
 from gpuactors.decoding import UndecodableError, decode_json
 
 STATUS: Final = "status"
-"""Asks what the daemon knows now: one answer."""
+"""Asks for the status of the daemon now: one answer."""
 
 WATCH: Final = "watch"
-"""Asks for that now, and again after each change, until the daemon hands over or ends. An answer without a status: it
-is there, and nothing has changed."""
+"""Asks for the status now and after each change, until the daemon hands over or ends. An answer without a status says
+that the daemon runs and nothing has changed."""
 
 HAND_OVER: Final = "hand_over"
 """Asks the daemon to end its streams. Answered when kubelet's calls are finished, the streams have ended and the
@@ -29,50 +29,50 @@ UNKNOWN: Final = "unknown_request"
 """The error of a request that this version does not know."""
 
 BUSY: Final = "handing_over"
-"""The error of a hand-over while another successor waits for one: ask again."""
+"""The error of a hand-over while another successor waits for its own: ask again."""
 
 BEGIN: Final = b"{"
 END: Final = b"\n"
-"""Of each line, which is an object."""
+"""The first and the last byte of each line, which is a JSON object."""
 
 REQUEST_MAX_BYTES: Final = 1024
-"""A request has some 20 bytes; a later version's may have a field more."""
+"""The maximum length of a request. It has some 20 bytes; a later version may add a field."""
 
 ANSWER_MAX_BYTES: Final = 16 * 1024 * 1024
-"""An answer has 3 KB for each GPU that was never quiet: 0.8 MB with 250. A process that has the socket and is no daemon
-must not fill the memory of a command."""
+"""The maximum length of an answer, so that a process that is no daemon cannot fill a command's memory. A GPU with a
+full history has 3 KB: 250 GPUs have 0.8 MB."""
 
 
 class Request(Struct, frozen=True):
-    """The one line of who connects."""
+    """The one line that the client sends."""
 
     ask: str
 
 
 class Answer(Struct, frozen=True, omit_defaults=True):
-    """A line of the daemon."""
+    """A line that the daemon sends."""
 
     pid: int = 0
-    """The daemon's own view of it: in a container another one than on the host."""
+    """The daemon's PID in its own PID namespace: in a container not the host's."""
     version: str = ""
     status: msgspec.Raw = msgspec.Raw()
-    """JSON of `DaemonStatus` (control/view.py), or nothing."""
+    """A `DaemonStatus` (control/view.py) as JSON; empty if the answer has no status."""
     error: str = ""
-    """Why there is no other answer: UNKNOWN, BUSY, or a later version's."""
+    """Why the request failed: UNKNOWN, BUSY, or an error of a later version; empty if it did not."""
 
 
 def line_of(message: Request | Answer) -> bytes:
-    """The message as it is sent."""
+    """Encode a message as a line."""
     return msgspec.json.encode(message) + END
 
 
 def answer_of(line: bytes) -> Answer:
-    """The answer in a line. Raises UndecodableError."""
+    """Decode an answer. Raises UndecodableError."""
     return decode_json(line, Answer)
 
 
 def request_of(line: bytes) -> Request:
-    """The request in a line; one that cannot be read is none that this version knows."""
+    """Decode a request. One that cannot be decoded is a request that this version does not know."""
     try:
         return decode_json(line, Request)
     except UndecodableError:
@@ -80,5 +80,6 @@ def request_of(line: bytes) -> Request:
 
 
 def is_http2(received: bytes) -> bool:
-    """The peer speaks gRPC, as gpuactors up to 0.1 does: it begins with a frame of SETTINGS (RFC 9113, 3.4 and 4.1)."""
+    """Return whether the peer speaks gRPC, as gpuactors up to 0.1 does: it sends a SETTINGS frame first (RFC 9113, 3.4
+    and 4.1)."""
     return received[3:4] == b"\x04" and received[5:9] == bytes(4)

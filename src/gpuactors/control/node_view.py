@@ -41,14 +41,14 @@ from gpuactors.core.values.model import (
 )
 
 AGELESS: Final = -math.inf
-"""The time of a view without ages: all are 0, so two views of the same facts are equal."""
+"""The time of a view without ages: every age is 0 or None, so two views of the same facts are equal."""
 
 _SHARED_NODES: Final = ("/dev/vfio/vfio", "/dev/iommu")
-"""The nodes that every device of the node has in common."""
+"""The device nodes that all devices share."""
 
 
 def view_of(state: NodeState, at: float) -> NodeView:
-    """The view at `at`, in seconds of the clock of the state's events."""
+    """Return the view at `at`, in seconds of the clock of the state's events."""
     return NodeView(
         role=str(state.daemon.role),
         resources=_resources(state),
@@ -89,19 +89,19 @@ def _resources(state: NodeState) -> tuple[ResourceView, ...]:
 
 
 def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
-    known = state.index.devices
-    views = [_present(state, r, known[r.key], at) for r in report(state)]
+    devices = state.index.devices
+    views = [_present(state, r, devices[r.key], at) for r in report(state)]
     views += _gone_devices(state, at)
     return tuple(sorted(views, key=lambda view: view.address))
 
 
-def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -> DeviceView:
+def _present(state: NodeState, reported: DeviceReport, device: Device, at: float) -> DeviceView:
     function = device.units[0]  # its facts are the ones that are shown of a device
     seen = state.host.seen.get(function.address)
     polled = last_poll(state, device)
     return DeviceView(
         address=device.key,
-        id=found.id,
+        id=reported.id,
         present=True,
         vendor=function.vendor,
         device=function.device,
@@ -111,17 +111,17 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
         group=tuple(Member(member.address, member.driver) for member in device.members),
         numa_node=device.numa_node,
         model=function.model,
-        resource=found.resource,
-        health=str(found.health),
-        cause=str(found.cause),
-        reason=found.reason,
-        owner=found.owner,
-        holders=found.holders,
-        history=_changes(found.history, at),
-        remedy=_remedy(state, device, found.holders),
-        listed=found.listed,
+        resource=reported.resource,
+        health=str(reported.health),
+        cause=str(reported.cause),
+        reason=reported.reason,
+        owner=reported.owner,
+        holders=reported.holders,
+        history=_changes(reported.history, at),
+        remedy=_remedy(state, device, reported.holders),
+        listed=reported.listed,
         for_claims=device_of_claims_view(state, device.key),
-        since_s=ago(_since(found, seen), at),
+        since_s=ago(_since(reported, seen), at),
         nodes=tuple(node for node in function.nodes if node not in _SHARED_NODES),
         inspected_s=ago(seen.at, at) if seen is not None else None,
         polled_s=ago(polled.at, at) if polled is not None else None,
@@ -129,14 +129,14 @@ def _present(state: NodeState, found: DeviceReport, device: Device, at: float) -
     )
 
 
-def _since(found: DeviceReport, seen: Seen | None) -> float:
-    """When the device came to its health and cause. Of one that is not listed these follow from what was inspected."""
+def _since(reported: DeviceReport, seen: Seen | None) -> float:
+    """Return when the device got its health and cause. For one that is not listed, an inspection decides them."""
     since = -math.inf
-    for change in reversed(found.history):
-        if (change.health, change.cause) != (found.health if found.listed else None, found.cause):
+    for change in reversed(reported.history):
+        if (change.health, change.cause) != (reported.health if reported.listed else None, reported.cause):
             break
         since = change.at
-    return since if found.listed or seen is None else max(since, seen.changed_at)
+    return since if reported.listed or seen is None else max(since, seen.changed_at)
 
 
 def _calls(state: NodeState, device: DeviceKey, at: float) -> tuple[LastCallView, ...]:
@@ -147,7 +147,7 @@ def _calls(state: NodeState, device: DeviceKey, at: float) -> tuple[LastCallView
 
 
 def _gone_devices(state: NodeState, at: float) -> Iterable[DeviceView]:
-    """Devices that are gone: still listed because a pod has them, or known from their history."""
+    """Return the devices that are gone: still listed because a pod has them, or known from their history."""
     index = state.index
     listed = {
         a.key: (resource, a)
@@ -208,7 +208,7 @@ def _changes(history: Iterable[Transition], at: float) -> tuple[Change, ...]:
 
 
 def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> str | None:
-    """The remedy for its owner or holder. What to do about its files is in the reason itself."""
+    """Return the remedy for the device's owner or holder; None if there is none, or if the reason itself names it."""
     named = " and ".join(str(holder) for holder in holders) or "its holder"
     if is_unbinding(device, use_of(state, device)):
         return None

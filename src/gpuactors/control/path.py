@@ -14,12 +14,12 @@ SOCKET_NAME: Final = "gpuactors.sock"
 
 
 def socket_path(state_dir: str) -> str:
-    """Where the control socket of a daemon with this state directory is."""
+    """Return the path of the control socket in this state directory."""
     return os.path.join(state_dir, SOCKET_NAME)
 
 
 def node_socket_path(device_plugin_dir: str) -> str:
-    """Where every daemon of this node has its control socket, whatever its state directory is.
+    """Return the path of the control socket that every daemon of this node has, whatever its state directory is.
 
     In a directory of its own: at its start kubelet removes the sockets that lie directly in its directory of device
     plugins, and no directory (pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go, cleanup).
@@ -28,7 +28,7 @@ def node_socket_path(device_plugin_dir: str) -> str:
 
 
 def path_problem(state_dir: str) -> str | None:
-    """Why there can be no control socket in `state_dir`, as a sentence; None if there can."""
+    """Return why there can be no control socket in `state_dir`, as a sentence; None if there can be one."""
     lost = "; without it inspect and explain read the node themselves"
     path_bytes = len(os.fsencode(socket_path(state_dir)))
     if path_bytes > limits.SOCKET_PATH_MAX_BYTES:

@@ -6,6 +6,7 @@ Derived from the state, never kept; a part of `node_view.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import TypeVar
 
 from gpuactors.control.view import PodView
@@ -16,14 +17,15 @@ _Value = TypeVar("_Value")
 
 
 def pods_view(state: NodeState) -> tuple[PodView, ...]:
-    """Sorted by name."""
-    given = sorted(_given(state), key=lambda found: found[1:3])
+    """Return the pods that have a GPU, left one behind, or use a claim without one, sorted by name."""
+    given = sorted(_given(state), key=itemgetter(1, 2))
     pods = {name: pod for pod, name, _, _ in given}
     pods |= {str(orphan.pod): orphan.pod for orphan in state.kubelet.orphans.values()}
-    pods |= {str(one.pod): one.pod for one in _without_gpu(state)}
+    without_gpu = _without_gpu(state)
+    pods |= {str(use.pod): use.pod for use in without_gpu}
     devices = _by_pod((name, device) for _, name, device, _ in given)
     claims = _by_pod((name, claim) for _, name, _, claim in given if claim)
-    used = _by_pod(sorted((str(one.pod), one.claim) for one in _without_gpu(state)))
+    used = _by_pod(sorted((str(use.pod), use.claim) for use in without_gpu))
     left = _by_pod(sorted((str(orphan.pod), device) for device, orphan in state.kubelet.orphans.items()))
     return tuple(
         PodView(
@@ -38,25 +40,25 @@ def pods_view(state: NodeState) -> tuple[PodView, ...]:
 
 
 def _by_pod(pairs: Iterable[tuple[str, _Value]]) -> dict[str, list[_Value]]:
-    found: dict[str, list[_Value]] = {}
+    values: dict[str, list[_Value]] = {}
     for name, value in pairs:
-        found.setdefault(name, []).append(value)
-    return found
+        values.setdefault(name, []).append(value)
+    return values
 
 
 def _without_gpu(state: NodeState) -> list[PodClaim]:
-    """The claims whose pod no GPU shows: of our drivers, and those of which kubelet does not know the driver yet."""
+    """Return the pods' claims without a GPU: of our drivers, and those whose driver kubelet does not name yet."""
     ledger = state.kubelet.ledger
     if not ledger.without_gpu:
         return []
     settings = (state.gpus.claims.settings, state.domains.claims.settings)
-    drivers = {one.driver for one in settings if one is not None}
+    drivers = {of_driver.driver for of_driver in settings if of_driver is not None}
     others = {claim for driver, claim in ledger.claimed if driver not in drivers}
-    return [one for one in ledger.without_gpu if one.claim not in others] if drivers else []
+    return [use for use in ledger.without_gpu if use.claim not in others] if drivers else []
 
 
 def _given(state: NodeState) -> Iterator[tuple[Pod, str, DeviceKey, str]]:
-    """Each pod with a device: the pod and its name, the device, and the claim by which it has it, if by one."""
+    """Yield for each device of a pod: the pod and its name, the device, and the claim, empty if it has none."""
     for device, owner in state.index.owners.items():
         for entry in owner.entries:
             match entry.to:

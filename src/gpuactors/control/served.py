@@ -1,4 +1,4 @@
-"""The file `served.json`: which resources this node's gpuactors has served, and the models of each:
+"""The file `served.json`: the resources that this node's gpuactors has served, with the models of each:
 `{"resources": {"nvidia.com/GH100_H100_SXM5_80GB": ["10de:2330"]}}`. Implements `ports.node.ServedResources`.
 
 It is in the directory of the node's control socket, for a daemon with another state directory, and in the state
@@ -27,17 +27,17 @@ from gpuactors.ports.errors import StateFileError
 from gpuactors.process.plain_files import read_plain, replace_plain
 
 SERVED_FILE_MAX_BYTES: Final = 1 << 20
-"""How much is read of the file of served resources: names of 63 characters, each with a few models of GPU."""
+"""The maximum length of the file: it has names of 63 characters, each with a few models of GPU."""
 
 SERVED_READ_S: Final = 2.0
-"""Reading that file, at the start and before we serve: kubelet waits for its plugin as long."""
+"""The deadline of a read, at the start and before the daemon serves: kubelet waits for its plugin as long."""
 
 FILE_NAME: Final = "served.json"
 
 _MODE: Final = 0o644
 
 _MODEL: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
-"""Vendor and device, as `core.inventory.ids_of`."""
+"""Vendor and device ID, as of `core.inventory.ids_of`."""
 
 
 @final
@@ -55,18 +55,18 @@ class ServedFile:
         raise StateFileError(f"cannot read {paths}: no answer within {SERVED_READ_S:g} s")
 
     def _read(self) -> Mapping[ResourceName, frozenset[str]]:
-        """The contents of all the files. Raises `StateFileError` if none can be read."""
-        found, problems = dict[ResourceName, frozenset[str]](), list[StateFileError]()
+        """Return the contents of all the files together. Raises `StateFileError` if none can be read."""
+        served, problems = dict[ResourceName, frozenset[str]](), list[StateFileError]()
         for directory in self._directories:
             try:
                 of_file = _read_file(os.path.join(directory, FILE_NAME))
             except StateFileError as exc:
                 problems.append(exc)
             else:
-                found |= {name: found.get(name, frozenset()) | models for name, models in of_file.items()}
+                served |= {name: served.get(name, frozenset()) | models for name, models in of_file.items()}
         if len(problems) == len(self._directories):
             raise problems[0]
-        return found
+        return served
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
         """Implement `ports.node.ServedResources.write`: a new file replaces the old one, so it is whole at any
@@ -76,7 +76,8 @@ class ServedFile:
             raise StateFileError(problem)
 
     def _write(self, text: bytes) -> str:
-        """Why it could be written nowhere, as a sentence; empty if it could be."""
+        """Write the file in each directory. Return why it could be written in none, as a sentence; empty if it
+        could."""
         with suppress(OSError):
             os.mkdir(self._directories[0], 0o700)
         problems = []
@@ -98,18 +99,18 @@ def _read_file(path: str) -> Mapping[ResourceName, frozenset[str]]:
         raise StateFileError(f"cannot read {path}: {exc.strerror}") from None
     try:
         served = decode_json(text, dict[str, Any])["resources"]
-        return {ResourceName(encodable(name)): _models(found) for name, found in served.items()}
+        return {ResourceName(encodable(name)): _models(value) for name, value in served.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise StateFileError(
             f"{path} is no list of resources ({type(exc).__name__}: {str(exc)[:100]}); it is written again"
         ) from None
 
 
-def _models(found: Any) -> frozenset[str]:
-    """The models of one resource. Raises `TypeError` or `ValueError` for anything else: it would be compared with every
-    allocated GPU of the resource."""
-    if not isinstance(found, list):
+def _models(value: Any) -> frozenset[str]:
+    """Return the models of one resource. Raises `TypeError` or `ValueError` for a value that is no list of models: they
+    are compared with every allocated GPU of the resource."""
+    if not isinstance(value, list):
         raise TypeError("models that are no list")
-    if not all(_MODEL.fullmatch(model) for model in found):
+    if not all(_MODEL.fullmatch(model) for model in value):
         raise ValueError("a model that is not vendor and device")
-    return frozenset(found)
+    return frozenset(value)

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from gpuactors.control.grpc_control import GrpcControl
 
 CONNECTIONS_MAX: Final = 64
-"""Connections to the control socket, which only the daemon's own user may dial. An operator has a few commands that
-watch; a successor has one more."""
+"""The maximum of connections to the control socket, which only the daemon's own user may dial. An operator has a few
+commands that watch; a successor has one more."""
 
 REQUEST_S: Final = 10.0
-"""From a connection to its whole request: who dials asks at once."""
+"""From a connection to its whole request: a client asks as soon as it is connected."""
 
 SEND_S: Final = 10.0
-"""One answer, of at most some 100 KB: a command that is stopped or hangs must not keep its place."""
+"""The deadline for sending one answer, of at most some 100 KB: a command that hangs must not keep its connection."""
 
 _ENDED: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, NoLineError)
 """Raised by a peer that has ended, is too slow or sends no line."""
@@ -49,13 +49,13 @@ class ControlServer:
         self._service = service
         self._connections: dict[trio.CancelScope, None] = {}
         self._unsent: dict[trio.Event, None] = {}
-        """Of each hand-over: set when its answer is sent, or cannot be."""
+        """One for each hand-over, set when its answer is sent or cannot be."""
         self._grpc: GrpcControl | None = None
 
     async def serve(
         self, listener: BoundListener, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Accepts until cancelled, or until the listener is closed; then goes on until the connections have ended."""
+        """Accept connections until the listener is closed, then wait until they have ended."""
         async with trio.open_nursery() as nursery, listener:
             task_status.started()
             try:
@@ -65,7 +65,7 @@ class ControlServer:
                 pass
 
     async def drain(self, grace_s: float) -> None:
-        """Ends every connection, those of successors when they are answered, or after `grace_s`."""
+        """End every connection, those of successors when they are answered, or after `grace_s`."""
         with trio.move_on_after(grace_s):
             if self._grpc is not None:
                 await self._grpc.drain(grace_s)
@@ -75,7 +75,7 @@ class ControlServer:
             scope.cancel()
 
     async def _connection(self, stream: trio.abc.Stream) -> None:
-        """One request. Whatever is wrong with it ends this connection only."""
+        """Serve one request. A fault of it ends this connection only."""
         scope = trio.CancelScope()
         try:
             if len(self._connections) < CONNECTIONS_MAX:
@@ -136,7 +136,7 @@ async def _send(stream: trio.abc.Stream, answer: Answer) -> None:
 
 
 async def _while_there(stream: trio.abc.Stream, answering: Callable[[], Awaitable[None]]) -> None:
-    """Answers until that is done, or the peer has closed its end; what it says besides is not listened to."""
+    """Run `answering` until it ends or the peer has closed its end; ignore what the peer sends meanwhile."""
     async with trio.open_nursery() as nursery:
 
         async def until_gone() -> None:
@@ -169,7 +169,7 @@ class UnixHeldControl:
         self._is_taken = False
 
     def bind(self) -> str:
-        """Makes the sockets that are missing; returns why one cannot be made, empty if all are there. Raises
+        """Make the sockets that are missing. Return why one cannot be made; empty if all are there. Raises
         `ControlTakenError`."""
         problems: list[str] = []
         for path in [path for path, listener in self._listeners.items() if listener is None]:
@@ -182,11 +182,11 @@ class UnixHeldControl:
         return "; ".join(problems)
 
     def has_any(self) -> bool:
-        """The socket is there at one place at least."""
+        """Return whether there is a socket at one of its places."""
         return any(listener is not None for listener in self._listeners.values())
 
     async def serve(self, nursery: trio.Nursery) -> None:
-        """Serves at each place, in this nursery."""
+        """Serve the socket at each of its places, in this nursery."""
         self._nursery = nursery
         for listener in self._listeners.values():
             if listener is not None:

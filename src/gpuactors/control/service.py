@@ -26,7 +26,7 @@ message."""
 
 @final
 class ControlService:
-    """The answers to each request; the first one for a hand-over is answered when `released` is set."""
+    """The answers to each request. The first hand-over is answered when `released` is set."""
 
     def __init__(self, state: LatestReader[NodeState], about: About, pid: int) -> None:
         self._state = state
@@ -41,16 +41,16 @@ class ControlService:
         return self._answer(self._state.value)
 
     async def changes(self) -> AsyncGenerator[Answer, None]:
-        """Report the state now and after each change; every WATCH_BEAT_S without one answer without a status."""
+        """Report the state now and after each change. After WATCH_BEAT_S without a change, answer without a status."""
         states, facts = self._state.subscribe(), None
         while True:
             changed: NodeState | None = None
             with trio.move_on_after(limits.WATCH_BEAT_S):
                 async for state in states:
-                    if (found := self._facts(state)) != facts:
-                        facts, changed = found, state
+                    if (view := self._facts(state)) != facts:
+                        facts, changed = view, state
                         break
-                    # Most changes of the state are none of the facts: kubelet's calls are not to wait for each look.
+                    # Most changes of the state do not change the view: kubelet's calls must not wait for each look.
                     await trio.sleep(WATCH_PAUSE_S)
                 else:
                     return
@@ -58,7 +58,7 @@ class ControlService:
             await trio.sleep(WATCH_PAUSE_S)
 
     def _facts(self, state: NodeState) -> NodeView:
-        """Everything of the state but its ages, derived once for all watchers."""
+        """Return the view of the state without ages, derived once for all watchers."""
         from gpuactors.control.node_view import AGELESS, view_of  # with the first command that asks
 
         if self._derived is None or self._derived[0] is not state:

@@ -59,9 +59,9 @@ class ControlIo(Struct, frozen=True):
     owner_of: OwnerOf
     pid: int
     make_directory: Callable[[str], None]
-    """One directory, in one that is there. Raises `OSError`."""
+    """Makes a directory in one that exists. Raises `OSError`."""
     is_directory: Callable[[str], bool]
-    """It is there, and is not one that was removed and that a mount still shows."""
+    """Returns whether there is a directory, and not a removed one that a mount still shows."""
 
 
 @final
@@ -117,9 +117,9 @@ class UnixControl:
                 "control socket there: it is of an older version, with another state directory. This one does not "
                 "serve beside it: end that one, or give this one its --state-dir"
             )
-        told = dict.fromkeys(outcomes[place] for place in self._places)
-        told.pop(_NONE, None)
-        return encodable("; ".join(told) or _NONE)
+        distinct = dict.fromkeys(outcomes[place] for place in self._places)
+        distinct.pop(_NONE, None)
+        return encodable("; ".join(distinct) or _NONE)
 
     async def _ask(self, place: str, released: trio.Event) -> str:
         io = self._io
@@ -154,7 +154,7 @@ class UnixControl:
                 nursery.cancel_scope.cancel()
 
     def _bind(self, stack: AsyncExitStack, path: str) -> BoundListener:
-        """The socket is closed with `stack`. Raises `ControlTakenError`, `ControlError`."""
+        """Bind the socket at `path`, to be closed with `stack`. Raises `ControlTakenError`, `ControlError`."""
         with suppress(OSError):  # what is wrong with it is said when the socket cannot be made
             self._io.make_directory(os.path.dirname(path))
         try:
@@ -167,8 +167,8 @@ class UnixControl:
         return listener
 
     async def is_held(self) -> bool:
-        """Implement `ports.node.Control.is_held`. Also while that is not known: whoever has the node's socket loses its
-        file with the directory that it is below."""
+        """Implement `ports.node.Control.is_held`. Return true if it is not known: when the directory of the node's
+        socket is removed, its holder keeps the socket and loses the file."""
         await trio.lowlevel.checkpoint()
         nodes = next(iter(self._places.values()))
         try:

@@ -26,17 +26,17 @@ class ClaimView(Struct, frozen=True):
     name: str
     uid: str
     state: str
-    """Of `core/values/claim_states.py`."""
+    """A state of `core/values/claim_states.py`."""
     age_s: float
-    """Seconds since it came to this state, as far as this daemon has seen it."""
+    """Seconds in this state, as far as this daemon has seen it."""
     devices: tuple[str, ...]
-    """Those that it has for itself, or waits for: GPUs by PCI address, devices of a compute domain by their names."""
+    """The devices that it has for itself or waits for: GPUs by PCI address, those of a compute domain by name."""
     admin_devices: tuple[str, ...]
-    """Those to which it has admin access."""
+    """The devices to which it has admin access."""
     problem: str
-    """Why it is not further, as a sentence."""
+    """Why it stays in this state, as a sentence; empty if nothing is wrong."""
     waiting_calls: int
-    """Calls of kubelet that wait for an answer about it."""
+    """The number of kubelet's calls about it that wait for an answer."""
     domain: str = ""
     """The UID of the compute domain that it is for; empty of a claim of GPUs, and while it is not known."""
 
@@ -58,15 +58,15 @@ class SlicesView(Struct, frozen=True):
     slices: int
     generation: int
     settled: bool
-    """All is stored as it should be."""
+    """Whether the API server has all of it as it should be."""
     tainted: tuple[BlockedView, ...]
     withdrawn: tuple[BlockedView, ...]
-    """Not offered, as the server keeps no taints."""
+    """The blocked devices that are not offered, as the server keeps no taints."""
     left_out: tuple[BlockedView, ...]
-    """Never offered."""
+    """The devices that are never offered."""
     problem: str
     keeps_taints: str
-    """Whether the server does: `yes`, `no`, `unknown`."""
+    """Whether the API server keeps taints: `yes`, `no`, `unknown`."""
 
 
 class ClaimsView(Struct, frozen=True):
@@ -77,17 +77,17 @@ class ClaimsView(Struct, frozen=True):
     problem: str
     """Why no claim is served, or why the checkpoint cannot be written; empty if all is well."""
     claims: tuple[ClaimView, ...]
-    """In the order in which they came."""
+    """The claims, in the order in which they came."""
     slices: SlicesView | None
-    """None while nothing is known of them."""
+    """The published slices; None while nothing is known of them."""
 
     def of(self, uid: str | None) -> ClaimView | None:
-        """The claim of this UID."""
+        """Return the claim with this UID; None if there is none."""
         return next((claim for claim in self.claims if claim.uid == uid), None)
 
 
 class OriginalDriverView(Struct, frozen=True):
-    """The original driver of a function in this boot, before any act of gpuactors; None: it had none."""
+    """The driver that a function had in this boot before any act of gpuactors; None if it had none."""
 
     address: str
     driver: str | None
@@ -115,7 +115,7 @@ class LabelView(Struct, frozen=True):
     """A `LabelStatus`."""
     value: str | None
     said: str
-    """Both in words."""
+    """Status and value in words."""
     problem: str
 
 
@@ -134,28 +134,28 @@ class DomainView(Struct, frozen=True):
     """A `Readiness`."""
     problem: str
     since_s: float | None = None
-    """Seconds since it has had this status, as far as this daemon has seen it; None: not known, as below."""
+    """Seconds in this status, as far as this daemon has seen it; None if not known."""
     read_s: float | None = None
-    """Seconds since the API server was last heard of it."""
+    """Seconds since the API server last reported it; None if it has not."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}" if self.name else self.uid
 
 
 class DomainsView(Struct, frozen=True):
-    """All of a node that has to do with compute domains."""
+    """The compute domains of a node, with its label, its IMEX and their claims."""
 
     mode: str
     """`on` or `host-managed`."""
     claims: ClaimsView
-    """Of channels and daemons."""
+    """The claims of channels and daemons."""
     imex: ImexReport
     label: LabelView
     domains: tuple[DomainView, ...]
-    """In the order in which their claims came."""
+    """The domains, in the order in which their claims came."""
 
     def of(self, claim: ClaimView) -> DomainView | None:
-        """The domain that a claim is for."""
+        """Return the domain that a claim is for; None if it is not known."""
         return next((domain for domain in self.domains if domain.uid == claim.domain), None)
 
 
@@ -163,19 +163,19 @@ class DomainsView(Struct, frozen=True):
 
 
 class PodView(Struct, frozen=True):
-    """One pod of which kubelet's ledger names a GPU, or did until lately, or that uses a claim without one: a claim
-    that waits, or that is for a compute domain."""
+    """A pod that has a GPU by kubelet's ledger or had one until lately, or uses a claim without a GPU: one that waits,
+    or is for a compute domain."""
 
     name: str
     """`default/vm-1`; empty where only the UID is known, as no kubelet runs."""
     uid: str
-    """Empty where kubelet names the pod."""
+    """The pod's UID; empty where kubelet names the pod."""
     devices: tuple[str, ...]
     """The PCI addresses that kubelet has given it."""
     claims: tuple[str, ...]
-    """The claims by which it has some of them, and those without a GPU."""
+    """The claims by which it has devices, and those without a GPU."""
     left: tuple[str, ...]
-    """Those that it had: it has left kubelet's ledger, and they may still be held."""
+    """The PCI addresses that it had: it has left kubelet's ledger, and its process may still hold them."""
 
     def __str__(self) -> str:
         return self.name or f"with UID {self.uid}"
@@ -194,7 +194,7 @@ class Change(Struct, frozen=True):
     age_s: float
     """Seconds before the view was made."""
     health: str | None
-    """None when it left the list."""
+    """The new health; None if the device left the list."""
     reason: str
     cause: str
 
@@ -206,7 +206,7 @@ class LastCallView(Struct, frozen=True):
     """`Allocate` or `PreStartContainer`."""
     age_s: float
     refused: str
-    """Why, as a sentence; empty: it was granted."""
+    """Why it was refused, as a sentence; empty if it was granted."""
     causes: tuple[str, ...]
 
 
@@ -217,14 +217,14 @@ class DeviceView(Struct, frozen=True):
     id: str
     """Its ID at kubelet."""
     present: bool
-    """It is on the node now."""
+    """Whether it is on the node now."""
     vendor: str
     device: str
     class_code: str
     driver: str | None
     iommu_group: int | None
     group: tuple[Member, ...]
-    """Its IOMMU group, itself included."""
+    """The members of its IOMMU group, itself included."""
     numa_node: int | None
     model: str | None
     resource: str
@@ -236,18 +236,18 @@ class DeviceView(Struct, frozen=True):
     """The name of the pod or claim that kubelet has given it to: `default/vm-1`."""
     holders: tuple[Holder, ...]
     history: tuple[Change, ...]
-    """Oldest first."""
+    """The changes of its health and reason, oldest first."""
     remedy: str | None
-    """The remedy, where the reason does not include it."""
+    """The remedy, where the reason does not say it; None if there is none."""
     listed: bool
-    """It is advertised to kubelet."""
+    """Whether it is in the list that kubelet gets."""
     for_claims: DeviceOfClaimsView | None = None
-    """None while DRA is off, and of a device that is gone."""
+    """How claims may use it; None while DRA is off, and for a device that is gone."""
     since_s: float | None = None
-    """Seconds since it has had this health and cause, as far as the daemon has seen it. This and the ages below are
-    None if they are not known."""
+    """Seconds in this health and cause, as far as the daemon has seen it. This and the ages below are None if they are
+    not known."""
     nodes: tuple[str, ...] = ()
-    """Device nodes that exist for it, as paths of the host: group, cdev."""
+    """The paths of its own device nodes on the host: group, cdev."""
     inspected_s: float | None = None
     """Seconds since its last inspection came back."""
     polled_s: float | None = None
@@ -264,15 +264,16 @@ class ResourceView(Struct, frozen=True):
     problem: str
     """Why it is not registered, as a sentence."""
     listed: int
-    """Devices in kubelet's list: its `capacity`."""
+    """The number of devices in kubelet's list: its `capacity`."""
     healthy: int
-    """Of them, those that are Healthy: its `allocatable`."""
+    """The number of these that are Healthy: its `allocatable`."""
     allocated: int
-    """Devices that kubelet's ledger gives to pods under this name, or that were just allocated."""
+    """The number of devices that pods have by kubelet's ledger under this name, or that were just allocated."""
 
     @property
     def free(self) -> int:
-        """The scheduler's free count: `allocatable` less `allocated`. Negative if pods have lost devices."""
+        """Return the scheduler's free count: `allocatable` less `allocated`. It is negative if pods have lost
+        devices."""
         return self.healthy - self.allocated
 
 
@@ -282,7 +283,7 @@ class NodeView(Struct, frozen=True):
     role: str
     resources: tuple[ResourceView, ...]
     devices: tuple[DeviceView, ...]
-    """Sorted by address."""
+    """The devices, sorted by address."""
     kubelet_problem: str
     """Why there is no kubelet, as a sentence; empty if there is one."""
     ledger_problem: str
@@ -290,19 +291,19 @@ class NodeView(Struct, frozen=True):
     uevents_problem: str
     """Why uevents are not received, and what finds changes instead; empty if they are received."""
     claims: ClaimsView | None = None
-    """Of GPUs; None while DRA is off."""
+    """The claims of GPUs; None while DRA is off."""
     domains: DomainsView | None = None
-    """None while compute domains are off."""
+    """The compute domains; None while they are off."""
     ledger_age_s: float | None = None
-    """Seconds since kubelet's ledger, as it is known, was asked for; None: never."""
+    """Seconds since the last successful read of kubelet's ledger was requested; None if there was none."""
     offers_problem: str = ""
-    """Why nothing at all is offered by these settings, as a sentence; empty if anything is."""
+    """Why these settings offer nothing, as a sentence; empty if they offer anything."""
     pods: tuple[PodView, ...] = ()
-    """Those that have a GPU by kubelet's ledger, or may still hold one."""
+    """The pods that have a GPU by kubelet's ledger, may still hold one, or use a claim without one."""
 
     @property
     def problems(self) -> tuple[tuple[str, str], ...]:
-        """Each source of the view with its problem, which is empty if there is none."""
+        """Return each source of the view with its problem, which is empty if there is none."""
         return (
             ("settings", self.offers_problem),
             ("uevents", self.uevents_problem),
@@ -312,7 +313,7 @@ class NodeView(Struct, frozen=True):
 
     @property
     def drivers(self) -> tuple[ClaimsView, ...]:
-        """The claims of each driver that is on: of GPUs, then of compute domains."""
+        """Return the claims of each driver that is on: of GPUs, then of compute domains."""
         domain_claims = self.domains.claims if self.domains is not None else None
         return tuple(claims for claims in (self.claims, domain_claims) if claims is not None)
 

@@ -1,4 +1,4 @@
-"""The running daemon's status and each change of it, for as long as a command wants to hear of them."""
+"""A command's watch of the running daemon's status, over the control socket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpuactors.grpc_trio import SocketError, connect_unix, owner_of
 
 
 async def watch(path: str, show: Callable[[Running], None]) -> NoReturn:
-    """Calls `show` with the status of that daemon, at once and after each change, for as long as it runs.
+    """Call `show` with the status of the daemon behind `path`, at once and after each change, for as long as it runs.
 
     Raises `client.NoDaemonError` if there is none, `client.OtherVersionError` if this command cannot read its view, and
     `ControlError` if it has ended or does not answer.

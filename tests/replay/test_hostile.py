@@ -209,7 +209,7 @@ def test_quiet_steps_are_counted_and_not_kept() -> None:
     finally:
         tracemalloc.stop()
     assert kept < 100_000
-    assert "50000 " in "".join(text.rest())
+    assert "50000 " in "".join(text.quiet_lines())
 
 
 def test_of_many_unreadable_places_the_page_names_some(tmp_path: Path) -> None:

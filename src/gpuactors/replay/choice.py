@@ -25,10 +25,10 @@ from gpuactors.replay.words import effect_words, event_words, is_worth_reading
 
 
 def files_within(files: Iterable[File], begin: float | None, end: float | None) -> list[File]:
-    """The files that are needed for the period between two times of day: each can be replayed by itself."""
+    """Return the files that are needed for the period between two times of day: each can be replayed by itself."""
     chosen = []
-    for _, of_run in runs(files):
-        for file, following in zip(of_run, [*of_run[1:], None], strict=True):
+    for _, run_files in runs(files):
+        for file, following in zip(run_files, [*run_files[1:], None], strict=True):
             if end is not None and wall_seconds(file.header) > end:
                 continue
             if begin is not None and _ends_before(begin, file, following):
@@ -45,7 +45,8 @@ def _ends_before(begin: float, file: File, following: File | None) -> bool:
 
 
 def since(moments: Iterable[Moment], begin: float | None) -> Iterator[Moment]:
-    """The moments from a time of day on, of every process. Each process begins with the state that it had then."""
+    """Yield the moments from a time of day on, of every process. Each process begins with the state that it had
+    then."""
     header: Header | None = None
     for moment in moments:
         if begin is None or isinstance(moment, Damage):
@@ -68,29 +69,29 @@ class Device:
     """One device, and the moments that concern it."""
 
     key: DeviceKey
-    known: bool = False
-    """It was in a state."""
+    is_in_journal: bool = False
+    """True once a state of the journal had it."""
     _calls: set[Token] = field(default_factory=set)
-    """Calls about it that have not been answered."""
+    """The calls about it that have not been answered."""
 
     def __str__(self) -> str:
         return self.key
 
     def concerns(self, moment: Moment) -> bool:
-        """Whether a moment concerns it: its health or reason changed, or an event, an answer or a log line names it. A
-        difference, an exception or a gap concerns every device."""
+        """Return whether a moment concerns it: its health or reason changed, or an event, an answer or a log line names
+        it. A difference, an exception or a gap concerns every device."""
         if isinstance(moment, Played):
             return self._is_about(moment) or bool(moment.differences or moment.failure)
         if isinstance(moment, Began | Resumed):
-            self.known = self.known or _is_known(moment.state, self.key)
+            self.is_in_journal = self.is_in_journal or _is_in(moment.state, self.key)
         return True
 
     def _is_about(self, played: Played) -> bool:
-        if not self.known:
-            self.known = _is_known(played.state, self.key)
+        if not self.is_in_journal:
+            self.is_in_journal = _is_in(played.state, self.key)
         now, was = self._listed(played.state), self._listed(played.before)
         answered = {e.token for e in played.effects if isinstance(e, Reply)}
-        about = (
+        is_about = (
             now != was
             or bool(answered & self._calls)
             or is_about_claims(played, ClaimsOf.GPUS, self._claims(played.before))
@@ -99,13 +100,13 @@ class Device:
         lines = [event_words(played.event), *map(effect_words, filter(is_worth_reading, played.effects))]
         names = self._names(played.before, self._claims(played.state), now, was)
         if any(names.search(line) for line in lines):
-            about = True
+            is_about = True
             if isinstance(played.event, AllocateAsked | PreStartAsked | PreferenceAsked):
                 self._calls |= {played.event.token} - answered
-        return about
+        return is_about
 
     def _claims(self, state: NodeState) -> list[ClaimRecord]:
-        """The claims that have it or wait for it."""
+        """Return the claims that have it or wait for it."""
         return [entry for entry in state.gpus.claims.entries.values() if self.key in devices_of(entry)]
 
     def _listed(self, state: NodeState) -> dict[str, AdvertisedDevice]:
@@ -119,8 +120,8 @@ class Device:
     def _names(
         self, state: NodeState, claims: Iterable[ClaimRecord], *lists: dict[str, AdvertisedDevice]
     ) -> re.Pattern[str]:
-        """Its names: its address, the IDs that it is listed by, its name in a slice, a uevent's group; and those of the
-        claims that have it or wait for it."""
+        """Return a pattern of its names: its address, the IDs that it is listed by, its name in a slice, a uevent's
+        group; and those of the claims that have it or wait for it."""
         names = {
             self.key,
             slice_name(self.key),
@@ -131,27 +132,27 @@ class Device:
         return naming(names, (*self._claims(state), *claims))
 
 
-def _is_known(state: NodeState, device: DeviceKey) -> bool:
-    """It is there, or was looked for."""
+def _is_in(state: NodeState, device: DeviceKey) -> bool:
+    """Return whether the device is there, or was looked for."""
     return device in state.index.present or last_seen(state.host, device) is not None
 
 
-def is_about_claims(played: Played, of: ClaimsOf, entries: Iterable[ClaimRecord]) -> bool:
-    """An answer to a call about one of these claims, or a result of an act or a read for one."""
-    claims, of_it = claims_of(played.before, of), {entry.name.uid: entry for entry in entries}
+def is_about_claims(played: Played, kind: ClaimsOf, entries: Iterable[ClaimRecord]) -> bool:
+    """Return whether a step answers a call about one of these claims, or is the result of an act or a read for one."""
+    claims, by_uid = claims_of(played.before, kind), {entry.name.uid: entry for entry in entries}
     answered = {e.token for e in played.effects if isinstance(e, Reply)}
-    if any(token in claims.calls and claims.calls[token].uid in of_it for token in answered):
+    if any(token in claims.calls and claims.calls[token].uid in by_uid for token in answered):
         return True
     match played.event:
-        case ActDone(number, driver_kind=which) | ActFailed(number, driver_kind=which) if which is of:
-            return any(number in entry.acts.values() for entry in of_it.values())
-        case ClaimRead(number, str(), driver_kind=which) if which is of:
-            return any(claims.reads.get(uid) == number for uid in of_it)
+        case ActDone(number) | ActFailed(number) if played.event.driver_kind is kind:
+            return any(number in entry.acts.values() for entry in by_uid.values())
+        case ClaimRead(number, str()) if played.event.driver_kind is kind:
+            return any(claims.reads.get(uid) == number for uid in by_uid)
         case _:
             return False
 
 
 def naming(names: Iterable[str], claims: Sequence[ClaimRecord]) -> re.Pattern[str]:
-    """Finds these names, and those of the claims, as whole words."""
+    """Return a pattern that finds these names, and those of the claims, as whole words."""
     all_names = {*names, *(str(entry.name) for entry in claims), *(entry.name.uid for entry in claims)}
     return re.compile(rf"(?<![\w:.-])(?:{'|'.join(sorted(map(re.escape, all_names)))})(?![\w:-])")

@@ -12,15 +12,15 @@ class Counts(Struct, frozen=True):
     """The counts of one resource, as kubelet and the scheduler compute them."""
 
     capacity: int
-    """All devices listed."""
+    """The number of listed devices."""
     allocatable: int
-    """The Healthy ones."""
+    """The number of Healthy devices."""
     allocated: int
-    """Allocated to pods."""
+    """The number of devices that are allocated to pods."""
 
     @property
     def free(self) -> int:
-        """The devices that the scheduler takes for free. Negative means that a device is counted twice."""
+        """The number of devices that the scheduler takes for free. Negative if a device is counted twice."""
         return self.allocatable - self.allocated
 
     def __str__(self) -> str:
@@ -28,15 +28,15 @@ class Counts(Struct, frozen=True):
 
 
 def counts_of(state: NodeState) -> dict[ResourceName, Counts]:
-    """The counts of every resource that is advertised. Allocated is what pods have by kubelet's ledger, as last read,
-    and what was just allocated."""
+    """Return the counts of every resource that is advertised. Allocated is what pods have by kubelet's ledger, as last
+    read, and what was just allocated."""
     counts: dict[ResourceName, Counts] = {}
     for resource, device_list in sorted(state.published.device_lists.items()):
-        in_ledger = {device for of, device in state.kubelet.ledger.entries if of == resource}
+        in_ledger = {device for name, device in state.kubelet.ledger.entries if name == resource}
         pending = sum(
             1
-            for of, device in state.kubelet.pending_allocations
-            if of == resource and device not in in_ledger
+            for name, device in state.kubelet.pending_allocations
+            if name == resource and device not in in_ledger
         )
         healthy = sum(1 for a in device_list if a.health is Health.HEALTHY)
         counts[resource] = Counts(len(device_list), healthy, len(in_ledger) + pending)

@@ -15,8 +15,8 @@ from gpuactors.replay.choice import Device, is_about_claims, naming
 from gpuactors.replay.play import Began, Moment, Played, Resumed
 from gpuactors.replay.words import effect_words, event_words, is_worth_reading
 
-_OF_THE_NODE: Final = (LabelRead, LabelPatched, NodeTouched, ImexRead)
-"""Events of compute domains that concern every device of theirs."""
+_NODE_EVENTS: Final = (LabelRead, LabelPatched, NodeTouched, ImexRead)
+"""The events of compute domains that concern every device of theirs."""
 
 
 @final
@@ -26,8 +26,8 @@ class DeviceOfDomains:
     of the label, of IMEX and of the claim's domain."""
 
     device: DomainDevice
-    known: bool = False
-    """It was in a state: offered, or in a claim."""
+    is_in_journal: bool = False
+    """True once a state of the journal had it: offered, or in a claim."""
 
     def __str__(self) -> str:
         return str(self.device)
@@ -44,13 +44,13 @@ class DeviceOfDomains:
     def _sees(self, state: NodeState) -> None:
         offer = state.domains.offered.offer
         offered = offer is not None and any(device.name == str(self.device) for device in offer.devices)
-        self.known = self.known or offered or bool(self._claims(state))
+        self.is_in_journal = self.is_in_journal or offered or bool(self._claims(state))
 
     def _is_about(self, played: Played) -> bool:
         claims = (*self._claims(played.before), *self._claims(played.state))
         if is_about_claims(played, ClaimsOf.DOMAINS, self._claims(played.before)):
             return True
-        if claims and isinstance(played.event, _OF_THE_NODE):
+        if claims and isinstance(played.event, _NODE_EVENTS):
             return True
         domains = {config.domain for entry in claims if (config := domain_of(entry).config) is not None}
         names = naming({str(self.device), *domains}, claims)
@@ -58,10 +58,10 @@ class DeviceOfDomains:
         return any(names.search(line) for line in lines)
 
     def _claims(self, state: NodeState) -> list[ClaimRecord]:
-        """The claims that have it or wait for it."""
+        """Return the claims that have it or wait for it."""
         domains = state.domains
         return [e for e in domains.claims.entries.values() if self.device in devices_of(domains, e)]
 
 
 Chosen = Device | DeviceOfDomains
-"""The filters of a replay."""
+"""The device to which a replay is limited."""

@@ -72,7 +72,7 @@ _as_kind = msgspec.json.Decoder(_Kind)
 
 
 def read_line(line: bytes) -> Line:
-    """The line, decoded as far as a step needs no other. Raises `FormatError`."""
+    """Decode the line as far as a step needs no other. Raises `FormatError`."""
     try:
         kind = _as_kind.decode(line)
         if kind.journal is not msgspec.UNSET:
@@ -97,11 +97,11 @@ def _read_again(line: bytes) -> AgainLine:
 
 
 def read_state(line: StateLine) -> NodeState:
-    """The state of a line. Raises `FormatError` if it is not a state as this version knows it."""
+    """Decode the state of a line. Raises `FormatError` if it is not a state as this version knows it."""
     try:
-        given = _unwrapped(line.state)
+        parts = _unwrapped(line.state)
         return NodeState(
-            **{name: msgspec.convert(value, _STATE[name]) for name, value in given.items()},
+            **{name: msgspec.convert(value, _STATE[name]) for name, value in parts.items()},
         )
     except (*UNREADABLE, AttributeError, KeyError, TypeError, ValueError) as exc:
         raise FormatError(f"its state is not one of this version's: {quoted(str(exc))}") from None
@@ -117,32 +117,32 @@ class EventReader:
         """The last event of each kind that has a line of its own, and the effects of its step."""
 
     def event(self, line: StepLine) -> Event:
-        """The event of a step. Raises `FormatError` if this version has none like it."""
+        """Return the event of a step. Raises `FormatError` if this version has none like it."""
         kind = EVENTS.get(line.event)
         if kind is None:
             raise FormatError(f"this version knows no event {quoted_id(line.event)}")
         try:
-            given = self._last.setdefault(line.event, {})
-            given.update(msgspec.json.decode(line.fields, type=dict[str, Any]))
-            if unknown := given.keys() - set(_FIELDS[line.event]):
+            fields = self._last.setdefault(line.event, {})
+            fields.update(msgspec.json.decode(line.fields, type=dict[str, Any]))
+            if unknown := fields.keys() - set(_FIELDS[line.event]):
                 raise FormatError(f"this version's {line.event} has no {quoted_id(min(unknown))}")
-            event: Event = msgspec.convert(given, kind)
+            event: Event = msgspec.convert(fields, kind)
         except UNREADABLE as exc:
             raise FormatError(f"its {line.event} is not one of this version's: {quoted(str(exc))}") from None
         self._events[line.event] = event, line.effects
         return event
 
     def again(self, letter: str, before: NodeState) -> tuple[Event, msgspec.Raw]:
-        """The event of a folded step after this state, and the effects that it had. Raises `FormatError`."""
+        """Return the event of a folded step after this state, and the effects that it had. Raises `FormatError`."""
         kind, number = ROUTINE.get(letter, ("", ""))
         event, effects = self._events.get(kind, (None, NO_EFFECTS))
         if event is None:
             raise FormatError(f"a step is as one before it ({letter}), and there is none")
         if not number:
             return event, effects
-        asked = outstanding(before, letter)
+        request = outstanding(before, letter)
         # A core of another version may request something else; then there is no answer.
-        changes: dict[str, Any] = {number: asked if asked is not None else 0}
+        changes: dict[str, Any] = {number: request if request is not None else 0}
         return replace(event, **changes), effects
 
 

@@ -48,53 +48,53 @@ class Resumed(Struct, frozen=True):
 
     wall: float
     missed: int | None
-    """Steps that are not in the journal; None if that is not known (files are missing, lines could not be read)."""
+    """The number of steps that are not in the journal; None if unknown (files are missing, lines could not be read)."""
     state: NodeState
     differences: tuple[str, ...]
-    """Between this state and the one that was computed, if nothing is missing in between."""
+    """The differences between this state and the one that was computed, if nothing is missing in between."""
 
 
 class Played(Struct, frozen=True):
     """One step."""
 
     number: int
-    """From 1, in the order of the journal."""
+    """The number of the step, from 1, in the order of the journal."""
     wall: float
     """The time of day, seconds since 1970."""
     at: float
-    """The daemon's own clock."""
+    """The time by the daemon's own clock."""
     event: Event
     before: NodeState
     state: NodeState
     effects: Sequence[Effect]
     failure: str
-    """The exception of the step: a bug."""
+    """The exception of the step, a bug; empty if it raised none."""
     differences: tuple[str, ...]
-    """Between the computed and the recorded results; empty if nothing differs."""
+    """The differences between the computed and the recorded results."""
 
 
 Moment = Began | Resumed | Played | Damage
 
 
 def play(files: Iterable[File], meter: Meter | None = None, *, end: float = math.inf) -> Iterator[Moment]:
-    """All that is in the files, in order, and of each no more than is needed up to `end` (time of day). Raises
+    """Play all that is in the files, in order, and of each no more than is needed up to `end` (time of day). Raises
     `JournalError` for contents that this version does not know."""
     player = _Player()
-    for file, of_file in entries(files, meter or Meter()):
-        player.opens(file)
+    for file, file_entries in entries(files, meter or Meter()):
+        player.begin_file(file)
         try:
-            for entry in of_file:
+            for entry in file_entries:
                 if not isinstance(entry, File | Damage) and player.time_of_day(entry.at) > end:
                     break
                 match entry:
                     case StateLine():
-                        yield player.starts(entry)
+                        yield player.take_state(entry)
                     case StepLine():
-                        yield player.plays(entry)
+                        yield player.play_step(entry)
                     case AgainLine():
-                        yield from player.plays_again(entry)
+                        yield from player.play_repeats(entry)
                     case Damage():
-                        player.loses()
+                        player.mark_gap()
                         yield entry
         except FormatError as exc:
             raise JournalError(
@@ -104,7 +104,7 @@ def play(files: Iterable[File], meter: Meter | None = None, *, end: float = math
 
 
 def wall_seconds(header: Header) -> float:
-    """The time of day of a header, as seconds since 1970."""
+    """Return the time of day of a header, as seconds since 1970."""
     return datetime.fromisoformat(header.wall).timestamp()
 
 
@@ -117,12 +117,12 @@ class _Player:
         self._number = 0
         self._state: NodeState | None = None
         self._whole = False
-        """Nothing is missing since the state that was computed last."""
+        """True if nothing is missing since the state that was computed last."""
         self._events = EventReader()
         self._digests = Digests()
 
-    def opens(self, file: File) -> None:
-        """A file begins."""
+    def begin_file(self, file: File) -> None:
+        """Begin a file."""
         before, self._header = self._header, file.header
         self._wall = wall_seconds(file.header) - file.header.at
         if before is None or before.run != file.header.run:
@@ -131,15 +131,15 @@ class _Player:
             self._whole = False
 
     def time_of_day(self, at: float) -> float:
-        """The daemon's clock as seconds since 1970."""
+        """Return a time of the daemon's clock as seconds since 1970."""
         return self._wall + at
 
-    def loses(self) -> None:
-        """Lines could not be read."""
+    def mark_gap(self) -> None:
+        """Record that lines could not be read."""
         self._whole = False
 
-    def starts(self, line: StateLine) -> Began | Resumed:
-        """A state is in the journal."""
+    def take_state(self, line: StateLine) -> Began | Resumed:
+        """Go on from a state in the journal, and compare it with the computed one."""
         assert self._header is not None
         state, computed = read_state(line), self._state
         missed = line.missed if self._whole else None
@@ -150,11 +150,11 @@ class _Player:
             return Began(self._wall + line.at, self._header, state)
         return Resumed(self._wall + line.at, missed, state, compared)
 
-    def plays(self, line: StepLine) -> Played:
-        """A step is in the journal."""
+    def play_step(self, line: StepLine) -> Played:
+        """Play a step of the journal."""
         event, before = self._events.event(line), self._now()
-        effects, failure = self._steps(event, line.at)
-        digest, raises = self._seen()
+        effects, failure = self._step(event, line.at)
+        digest, raises = self._digest()
         failure = failure or raises
         differences: tuple[str, ...] = ()
         if failure or line.failed:
@@ -164,25 +164,25 @@ class _Player:
                     f"it raised {line.failed or 'nothing'}, and raises {failure or 'nothing'} now",
                 )
         else:
-            differences = (*_effect_differences(line.effects, effects), *_seen_otherwise(line.digest, digest))
+            differences = (*_effect_differences(line.effects, effects), *_changed_digest(line.digest, digest))
         return self._played(line.at, event, before, () if failure else effects, failure, differences)
 
-    def plays_again(self, line: AgainLine) -> Iterator[Played]:
-        """Steps like those before them are in the journal. The snapshot is compared after the last one."""
-        left = len(line.again)
+    def play_repeats(self, line: AgainLine) -> Iterator[Played]:
+        """Play steps like those before them. The snapshot is compared after the last one."""
+        remaining = len(line.again)
         for letter, at in zip(line.again, line.times(), strict=True):
             before = self._now()
-            event, then = self._events.again(letter, before)
-            effects, failure = self._steps(event, at)
-            left -= 1
+            event, recorded = self._events.again(letter, before)
+            effects, failure = self._step(event, at)
+            remaining -= 1
             if failure:
                 differences: tuple[str, ...] = (f"it raised nothing, and raises {failure} now",)
             else:
-                differences = _effect_differences(then, effects)
+                differences = _effect_differences(recorded, effects)
                 if letter in NUMBERED and outstanding(before, letter) is None:
                     differences += ("this was requested, and is not now",)
-                if not left:
-                    differences += _seen_otherwise(line.digest, self._seen()[0])
+                if not remaining:
+                    differences += _changed_digest(line.digest, self._digest()[0])
             yield self._played(at, event, before, effects, failure, differences)
 
     def _now(self) -> NodeState:
@@ -190,16 +190,16 @@ class _Player:
             raise FormatError("a step comes before any state")
         return self._state
 
-    def _steps(self, event: Event, at: float) -> tuple[Sequence[Effect], str]:
-        """The effects, and what the step raises."""
+    def _step(self, event: Event, at: float) -> tuple[Sequence[Effect], str]:
+        """Make a step; return its effects, and what it raises."""
         try:
             self._state, effects = step(self._now(), event, at)
         except Exception as exc:  # the core's exceptions are part of the result
             return (), repr(exc)
         return effects, ""
 
-    def _seen(self) -> tuple[str, str]:
-        """The digest of the snapshot, and what making it raises."""
+    def _digest(self) -> tuple[str, str]:
+        """Return the digest of the snapshot, and what making it raises."""
         try:
             return self._digests.of(project(self._now())), ""
         except Exception as exc:  # as above: the registry makes it in the same step
@@ -219,8 +219,8 @@ class _Player:
         return Played(self._number, wall, at, event, before, state, effects, failure, differences)
 
 
-def _seen_otherwise(then: str, now: str) -> tuple[str, ...]:
-    return (f"the snapshot was {then}, and is {now} now",) if now != then else ()
+def _changed_digest(recorded: str, computed: str) -> tuple[str, ...]:
+    return (f"the snapshot was {recorded}, and is {computed} now",) if computed != recorded else ()
 
 
 def _effect_differences(recorded: msgspec.Raw, effects: Sequence[Effect]) -> tuple[str, ...]:
@@ -248,7 +248,7 @@ def _shown(effect: Mapping[str, Any]) -> str:
 
 
 def _state_differences(recorded: NodeState, computed: NodeState) -> tuple[str, ...]:
-    """The differences between two states, by part and name. An order within a mapping is no difference."""
+    """Return the differences between two states, by part and name. An order within a mapping is no difference."""
     if recorded == computed:
         return ()
     pairs = [(name, getattr(recorded, name), getattr(computed, name)) for name in PARTS]
@@ -262,7 +262,8 @@ def _state_differences(recorded: NodeState, computed: NodeState) -> tuple[str, .
 
 
 def until(moments: Iterable[Moment], end: float | None) -> Iterator[Moment]:
-    """The moments up to a time of day, of every process; damage has none, and is reported as far as it was met."""
+    """Yield the moments up to a time of day, of every process; damage has none, and is reported as far as it was
+    met."""
     for moment in moments:
         if end is None or isinstance(moment, Damage) or moment.wall <= end:
             yield moment

@@ -1,4 +1,4 @@
-"""How far a replay has come: a month of a node takes minutes."""
+"""The progress line of a replay: a month of a node takes minutes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gpuactors.replay.reading import Meter
 from gpuactors.replay.words import count
 
 _EVERY_S: Final = 0.5
-"""How often the line is written anew."""
+"""The pause between two updates of the line, in seconds."""
 
 _CLOCK_EVERY: Final = 64
-"""Moments between two reads of the clock."""
+"""The number of moments between two reads of the clock."""
 
 
 class Line(Protocol):
-    """Where the progress is shown: one line, which is written anew."""
+    """The line that shows the progress."""
 
     def show(self, text: str) -> None:
-        """Replaces the line."""
+        """Replace the line."""
         ...
 
     def clear(self) -> None:
-        """Removes the line, before other output."""
+        """Remove the line, before other output."""
         ...
 
 
@@ -42,14 +42,14 @@ class ReplayProgress:
         self._next = clock() + _EVERY_S
 
     def over(self, moments: Iterable[Moment]) -> Iterator[Moment]:
-        """The moments, with a progress line now and then."""
+        """Yield the moments, and show a progress line now and then."""
         for number, moment in enumerate(moments):
             if number % _CLOCK_EVERY == 0 and self._clock() >= self._next:
                 self._next = self._clock() + _EVERY_S
-                self._line.show(self._said(number))
+                self._line.show(self._text(number))
             yield moment
         self._line.clear()
 
-    def _said(self, number: int) -> str:
+    def _text(self, number: int) -> str:
         done = 100 * self._meter.bytes_read // max(self._total, 1)
         return f"replayed {count(number, 'step')}, {min(done, 100)} % of {self._total / (1 << 20):.1f} MiB"

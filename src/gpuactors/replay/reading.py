@@ -20,21 +20,22 @@ from gpuactors.process.plain_files import open_plain
 from gpuactors.replay.journal_lines import FormatError, read_line
 
 JOURNAL_LINE_MAX_BYTES: Final = 16 * 1024 * 1024
-"""A line of a journal that is replayed: the longest is a state, of 2 MB with 512 GPUs. A longer one counts as damage
-and is passed over in pieces: decoded, a line takes some thirty times its length of memory."""
+"""The most bytes of a line that is replayed: the longest is a state, of 2 MB with 512 GPUs. A longer one counts as
+damage and is skipped in pieces: decoded, a line takes some thirty times its length of memory."""
 
 _TAIL_BYTES: Final = 1 << 16
-"""This much of a file's end is read for its last line: many lines, as most have some hundred bytes; and of its
+"""The bytes of a file's end that are read for its last line: many lines, as most have some hundred bytes; and of its
 beginning for the header."""
 
 _PIECE_BYTES: Final = 1 << 20
-"""A line that is too long is passed over in such pieces."""
+"""The size of the pieces in which a line that is too long is skipped."""
 
 _AT_MAX_S: Final = 1e10
-"""300 years: a daemon's clock counts from less than two weeks before its start (trio)."""
+"""The latest time of a daemon's clock, 300 years: it counts from less than two weeks before the daemon's start
+(trio)."""
 
 _WALL_MAX_S: Final = 2e11
-"""The year 8307: with the time above a date of Python's at all times."""
+"""The latest time of day, the year 8307: with the time above a date of Python's at all times."""
 
 
 class JournalError(Exception):
@@ -46,7 +47,7 @@ class Damage(Struct, frozen=True):
 
     path: str
     line: int
-    """The first of them, from 1."""
+    """The number of the first of them, from 1."""
     bytes_skipped: int
     reason: str
 
@@ -63,7 +64,7 @@ class File(Struct, frozen=True):
 
 @dataclass
 class Meter:
-    """How much has been read."""
+    """The bytes that have been read so far."""
 
     bytes_read: int = 0
 
@@ -72,7 +73,7 @@ JournalEntry = File | StateLine | StepLine | AgainLine | Damage
 
 
 def files_to_read(path: str) -> tuple[list[File], list[Damage]]:
-    """The files of a journal, each process's together and in order; and those of a directory that are none.
+    """Return the files of a journal, each process's together and in order; and those of a directory that are none.
 
     `path` is one file, a directory of them, or a state directory. Raises `JournalError`.
     """
@@ -84,28 +85,28 @@ def files_to_read(path: str) -> tuple[list[File], list[Damage]]:
         paths = []
     except OSError as exc:
         raise JournalError(f"cannot read {exc.filename or path}: {exc.strerror}") from None
-    found, damaged = [], []
+    files, damaged = [], []
     for name in paths:
         try:
-            found.append(File(name, _header(name)))
+            files.append(File(name, _header(name)))
         except JournalError as exc:
             damaged.append(Damage(name, 1, os.path.getsize(name), str(exc)))
-    if not found and damaged:
+    if not files and damaged:
         raise JournalError(damaged[-1].reason)
-    if not found:
+    if not files:
         raise JournalError(f"there is no journal in {path}; the daemon writes one below its --state-dir")
-    order = {file.header.run: number for number, file in reversed(list(enumerate(found)))}
-    return sorted(found, key=lambda file: (order[file.header.run], file.header.part)), damaged
+    order = {file.header.run: number for number, file in reversed(list(enumerate(files)))}
+    return sorted(files, key=lambda file: (order[file.header.run], file.header.part)), damaged
 
 
 def entries(files: Iterable[File], meter: Meter) -> Iterator[tuple[File, Iterator[JournalEntry]]]:
-    """Each file with what is in it after its header."""
+    """Yield each file with what is in it after its header."""
     for file in files:
         yield file, _entries(file, meter)
 
 
 def last_at(file: File) -> float | None:
-    """The daemon's clock in the last line of a file that can be read; None if there is none near its end."""
+    """Return the daemon's clock in the last line of a file that can be read; None if there is none near its end."""
     with open_plain(file.path) as lines:
         lines.seek(max(0, os.path.getsize(file.path) - _TAIL_BYTES))
         tail = lines.read(_TAIL_BYTES).split(b"\n")
@@ -119,9 +120,9 @@ def last_at(file: File) -> float | None:
 
 
 def runs(files: Iterable[File]) -> Iterator[tuple[str, list[File]]]:
-    """The files of each process."""
-    for run, of_run in groupby(files, key=lambda file: file.header.run):
-        yield run, list(of_run)
+    """Yield the files of each process."""
+    for run, run_files in groupby(files, key=lambda file: file.header.run):
+        yield run, list(run_files)
 
 
 def _header(path: str) -> Header:
@@ -151,7 +152,7 @@ def _is_time(text: str) -> bool:
 
 
 def _checked(line: Line) -> Line:
-    """The line, with times that a daemon's clock can have. Raises `FormatError`."""
+    """Return the line if its times can be those of a daemon's clock. Raises `FormatError`."""
     for at in line.times() if isinstance(line, AgainLine) else (line.at,):
         if not 0.0 <= at <= _AT_MAX_S:
             raise FormatError(f"its time {at:g} s is none of a daemon's clock")
@@ -159,8 +160,8 @@ def _checked(line: Line) -> Line:
 
 
 def _entries(file: File, meter: Meter) -> Iterator[JournalEntry]:
-    """Steps only after a state; unreadable data is reported once its extent is known."""
-    skipped, first, why = 0, 0, ""
+    """Yield steps only after a state; report unreadable data once its extent is known."""
+    skipped, first_line, why = 0, 0, ""
     with open_plain(file.path) as content:
         content.readline(_TAIL_BYTES)
         for number, (line, length) in enumerate(_lines(content), start=2):
@@ -175,19 +176,19 @@ def _entries(file: File, meter: Meter) -> Iterator[JournalEntry]:
                 entry, reason = None, str(exc)
             if isinstance(entry, StateLine) or (isinstance(entry, StepLine | AgainLine) and not skipped):
                 if skipped:
-                    yield Damage(file.path, first, skipped, why)
+                    yield Damage(file.path, first_line, skipped, why)
                     skipped = 0
                 yield entry
                 continue
             if not skipped:
-                first, why = number, reason or "a second header"
+                first_line, why = number, reason or "a second header"
             skipped += length
     if skipped:
-        yield Damage(file.path, first, skipped, why)
+        yield Damage(file.path, first_line, skipped, why)
 
 
 def _lines(content: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Each line with its length; an empty one in the place of a line that is too long."""
+    """Yield each line with its length; an empty one in the place of a line that is too long."""
     while line := content.readline(JOURNAL_LINE_MAX_BYTES + 1):
         length, is_too_long = len(line), len(line) > JOURNAL_LINE_MAX_BYTES
         while is_too_long and line and not line.endswith(b"\n"):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
 from gpuactors import limits
@@ -20,7 +21,7 @@ from gpuactors.replay.choice import Device, files_within, since
 from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains
 from gpuactors.replay.play import Moment, play, until, wall_seconds
 from gpuactors.replay.progress import Line, ReplayProgress
-from gpuactors.replay.reading import Damage, Meter, files_to_read
+from gpuactors.replay.reading import Meter, files_to_read
 from gpuactors.replay.text import Tally, Text, as_json
 
 EXIT_SAME: Final = 0
@@ -38,7 +39,7 @@ class Page(Protocol):
 
 
 class PageFile(NamedTuple):
-    """Where to write a page, and what makes one of the chosen device, or of all."""
+    """The path of a page to write, and the function that makes one of the chosen device, or of all."""
 
     path: str
     page_of: Callable[[Chosen | None], Page]
@@ -74,56 +75,56 @@ def replay(
     device: str | None = None,
     progress: Line | None = None,
 ) -> int:
-    """Replays and shows a journal; returns the exit code: 1 if anything differs from what was recorded, else 0.
+    """Replay and show a journal; return the exit code: 1 if anything differs from what was recorded, else 0.
 
-    `begin` and `end` are times as `wall_of` takes them; `device` is a PCI address, or
-    the name of a device of compute domains (`channel-0`); with `page_file` a page is written instead of lines;
-    `progress` shows how far it has come. Raises `JournalError`, `TimeError`, `DeviceError` and `PageError`.
+    `begin` and `end` are times as `wall_of` takes them; `device` is a PCI address, or the name of a device of compute
+    domains (`channel-0`); with `page_file` a page is written instead of lines; `progress` shows how far it has come.
+    Raises `JournalError`, `TimeError`, `DeviceError` and `PageError`.
     """
     files, damaged = files_to_read(path)
     first_wall = wall_seconds(files[0].header)
     begins = None if begin is None else wall_of(begin, first_wall, "--since")
     ends = None if end is None else wall_of(end, first_wall, "--until")
     files = files_within(files, begins, ends)
-    only = None if device is None else chosen(device)
+    selected = None if device is None else chosen(device)
     tally, text = Tally(), Text(only_differences, first_wall)
-    page = page_file.page_of(only) if page_file is not None else None
+    page = page_file.page_of(selected) if page_file is not None else None
     meter = Meter()
-    seen: Iterable[Moment] = since(
-        until(_with(damaged, play(files, meter, end=math.inf if ends is None else ends)), ends), begins
+    moments: Iterable[Moment] = since(
+        until(chain(damaged, play(files, meter, end=math.inf if ends is None else ends)), ends), begins
     )
     if progress is not None:
         line = ReplayProgress(meter, sum(os.path.getsize(file.path) for file in files), progress)
-        seen, echo = line.over(seen), _after(progress.clear, echo)
-    for moment in seen:
+        moments, echo = line.over(moments), _after(progress.clear, echo)
+    for moment in moments:
         tally.count(moment)
         if page is not None:
             page.add(moment)
-        elif only is not None and not only.concerns(moment):
+        elif selected is not None and not selected.concerns(moment):
             pass
         elif json_lines:
             if not only_differences or not hasattr(moment, "differences") or moment.differences:
                 echo(as_json(moment, first_wall))
         else:
-            for shown in text.lines(moment):
-                echo(quoted(shown, limits.LOG_TEXT_MAX_CHARS))
-    if only is not None and not only.known:
+            for text_line in text.lines(moment):
+                echo(quoted(text_line, limits.LOG_TEXT_MAX_CHARS))
+    if selected is not None and not selected.is_in_journal:
         names = "`lspci -D` names the devices of a node"
-        if isinstance(only, DeviceOfDomains):
+        if isinstance(selected, DeviceOfDomains):
             names = "its ResourceSlice names the devices of compute domains"
-        raise DeviceError(f"{only} is in no state of this journal; {names}")
+        raise DeviceError(f"{selected} is in no state of this journal; {names}")
     if page is not None and page_file is not None:
         _write(page_file.path, page.html(tally))
         echo(f"{quoted(page_file.path)}: {tally}")
     elif not json_lines:
-        for shown in text.rest():
-            echo(shown)
+        for text_line in text.quiet_lines():
+            echo(text_line)
         echo(str(tally))
     return EXIT_DIFFERS if tally.differing else EXIT_SAME
 
 
 def wall_of(text: str, first_wall: float, option: str) -> float:
-    """Seconds since the beginning, or an ISO 8601 time (UTC if it has no offset), as a time of day.
+    """Return seconds since the beginning, or an ISO 8601 time (UTC if it has no offset), as a time of day.
 
     Raises `TimeError`.
     """
@@ -141,10 +142,10 @@ def wall_of(text: str, first_wall: float, option: str) -> float:
 
 
 def chosen(text: str) -> Chosen:
-    """The device of this PCI address or other key, or the device of compute domains of this name. Raises
+    """Return the device of this PCI address or other key, or the device of compute domains of this name. Raises
     `DeviceError`."""
-    if (of_domains := device_of(text)) is not None:
-        return DeviceOfDomains(of_domains)
+    if (domain_device := device_of(text)) is not None:
+        return DeviceOfDomains(domain_device)
     key = full_address(text) or text
     if not is_key(key):
         raise DeviceError(
@@ -160,11 +161,6 @@ def _after(clear: Callable[[], None], echo: Callable[[str], None]) -> Callable[[
         echo(line)
 
     return cleared
-
-
-def _with(damaged: list[Damage], moments: Iterator[Moment]) -> Iterator[Moment]:
-    yield from damaged
-    yield from moments
 
 
 def _write(path: str, text: str) -> None:

@@ -52,7 +52,7 @@ class Tally:
 
     steps: int = 0
     differing: int = 0
-    """Steps, and states in the journal, that differ."""
+    """The number of steps, and of states in the journal, that differ."""
     missed: int = 0
     gaps: int = 0
     damage: int = 0
@@ -60,7 +60,7 @@ class Tally:
     last_wall: float = 0.0
 
     def count(self, moment: Moment) -> None:
-        """Counts one moment."""
+        """Count one moment."""
         match moment:
             case Damage():
                 self.damage += 1
@@ -88,7 +88,7 @@ class Tally:
 
 
 def is_quiet(played: Played) -> bool:
-    """Routine without any relevant consequence."""
+    """Return whether a step is routine without any relevant consequence."""
     return (
         isinstance(played.event, _ROUTINE)
         and not (played.differences or played.failure)
@@ -121,12 +121,12 @@ class Text:
     began_wall: float = 0.0
     """The time of day at the beginning of the journal, from which the seconds are counted."""
     _quiet: Counter[str] = field(default_factory=Counter)
-    """By kind, the quiet steps that have not been reported yet: a month of a quiet node has a million."""
+    """The number of quiet steps of each kind that have not been reported yet: a month of a quiet node has a million."""
     _quiet_from: float = 0.0
     _quiet_to: float = 0.0
 
     def lines(self, moment: Moment) -> Iterator[str]:
-        """The lines of one moment, and of the quiet ones before it."""
+        """Yield the lines of one moment, and of the quiet ones before it."""
         if isinstance(moment, Played) and self.only_differences and not moment.differences:
             return
         if isinstance(moment, Played) and is_quiet(moment):
@@ -134,7 +134,7 @@ class Text:
             self._quiet_to = moment.wall
             self._quiet[_kind(moment)] += 1
             return
-        yield from self.rest()
+        yield from self.quiet_lines()
         match moment:
             case Began(wall, header, _):
                 yield (
@@ -155,8 +155,8 @@ class Text:
             case _:
                 assert_never(moment)
 
-    def rest(self) -> Iterator[str]:
-        """The quiet steps that have not been reported yet."""
+    def quiet_lines(self) -> Iterator[str]:
+        """Yield a line about the quiet steps that have not been reported yet."""
         if not self._quiet:
             return
         counted = ", ".join(count(n, kind) for kind, n in self._quiet.most_common())
@@ -208,24 +208,24 @@ def _kind(played: Played) -> str:
 
 
 def domain_changes(before: NodeState, state: NodeState) -> Iterator[tuple[str, str]]:
-    """The changes of the label (`label`) and of compute domains (`domain`) in a step, in words."""
+    """Yield the changes of the label (`label`) and of compute domains (`domain`) in a step, in words."""
     if before.domains is state.domains or state.domains.settings is None:
         return
     was_label, label = label_report(before.domains), label_report(state.domains)
     if label != was_label:
         yield "label", str(label) + (f": {label.problem}" if label.problem else "")
-    was = {found.uid: found for found in domain_reports(before.domains)}
-    now = {found.uid: found for found in domain_reports(state.domains)}
-    for uid, found in now.items():
-        if uid not in was or domain_words(found) != domain_words(was[uid]):
-            yield "domain", f"{found}: {domain_words(found)}"
-    for uid, found in was.items():
+    was = {report.uid: report for report in domain_reports(before.domains)}
+    now = {report.uid: report for report in domain_reports(state.domains)}
+    for uid, report in now.items():
+        if uid not in was or domain_words(report) != domain_words(was[uid]):
+            yield "domain", f"{report}: {domain_words(report)}"
+    for uid, report in was.items():
         if uid not in now:
-            yield "domain", f"{found}: no claim of it is left"
+            yield "domain", f"{report}: no claim of it is left"
 
 
 def list_changes(old: DeviceList, new: DeviceList) -> str:
-    """The changes between a device list and the one before it."""
+    """Return the changes between a device list and the one before it."""
     was, now = {a.id: a for a in old}, {a.id: a for a in new}
     changed = [
         f"{i} {a.health}"
@@ -234,13 +234,13 @@ def list_changes(old: DeviceList, new: DeviceList) -> str:
     ]
     gone = [f"{i} gone" for i in was if i not in now]
     healthy = sum(1 for a in new if a.health is Health.HEALTHY)
-    shown = [*changed, *gone]
-    more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
-    return f"{count(len(new), 'device')}, {healthy} Healthy ({', '.join(shown[:8])}{more})"
+    changes = [*changed, *gone]
+    more = f" and {len(changes) - 8} more" if len(changes) > 8 else ""
+    return f"{count(len(new), 'device')}, {healthy} Healthy ({', '.join(changes[:8])}{more})"
 
 
 def as_json(moment: Moment, first_wall: float) -> str:
-    """One moment as one line of JSON."""
+    """Return one moment as one line of JSON."""
     match moment:
         case Damage(path, line, skipped, reason):
             return _line({"damage": reason, "file": path, "line": line, "bytes": skipped})
@@ -266,13 +266,8 @@ def as_json(moment: Moment, first_wall: float) -> str:
                     "effects": json.loads(encoded_effects(moment.effects)),
                     "device_lists": device_lists,
                     "resources": {
-                        r: {
-                            "capacity": c.capacity,
-                            "allocatable": c.allocatable,
-                            "allocated": c.allocated,
-                            "free": c.free,
-                        }
-                        for r, c in counts_of(moment.state).items()
+                        resource: {**msgspec.structs.asdict(counts), "free": counts.free}
+                        for resource, counts in counts_of(moment.state).items()
                     },
                     "compute_domains": _domains(moment.state),
                     "raises": moment.failure or None,
@@ -284,15 +279,15 @@ def as_json(moment: Moment, first_wall: float) -> str:
 
 
 def _domains(state: NodeState) -> dict[str, object] | None:
-    """The label and each domain; None while compute domains are off."""
+    """Return the label and each domain; None while compute domains are off."""
     if state.domains.settings is None:
         return None
     label = label_report(state.domains)
     return {
         "label": {"status": label.status, "value": label.value},
         "domains": {
-            found.uid: {"name": found.name or None, "status": found.status, "missing": found.missing or None}
-            for found in domain_reports(state.domains)
+            r.uid: {"name": r.name or None, "status": r.status, "missing": r.missing or None}
+            for r in domain_reports(state.domains)
         },
     }
 

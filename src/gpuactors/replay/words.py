@@ -10,7 +10,6 @@ from gpuactors.core import events
 from gpuactors.core.domains.report import DomainReport
 from gpuactors.core.events import claims as claim_events
 from gpuactors.core.events import domains as domain_events
-from gpuactors.core.state.claims import ClaimRecord
 from gpuactors.core.values import effects
 from gpuactors.core.values.claim import Claim, Prepared, Unprepared
 from gpuactors.core.values.domain import ComputeDomain, ImexFacts, NodeLabel
@@ -19,28 +18,28 @@ from gpuactors.observe.journal_format import Header
 
 
 def process(header: Header) -> str:
-    """Which process wrote a file of a journal, and on which node."""
+    """Return which process wrote a file of a journal, and on which node."""
     node = f" on node {header.node}" if header.node else ""
     return f"process {header.pid} of gpuactors {header.version}{node}"
 
 
 def clock(wall: float) -> str:
-    """A time of day, UTC: `06:15:57.123`."""
+    """Return a time of day, UTC: `06:15:57.123`."""
     return datetime.fromtimestamp(wall, UTC).strftime("%H:%M:%S.%f")[:-3]
 
 
 def day(wall: float) -> str:
-    """A date and time, UTC: `2026-11-21 06:15:57`."""
+    """Return a date and time, UTC: `2026-11-21 06:15:57`."""
     return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def count(number: int, one: str, many: str = "") -> str:
-    """`1 function`, `8 functions`."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
+def count(number: int, singular: str, plural: str = "") -> str:
+    """Return a number with its noun: `1 function`, `8 functions`."""
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def event_words(event: events.Event) -> str:
-    """The event in words."""
+    """Return the event in words."""
     match event:
         case events.host.HostChanged(address, group, cause):
             return f"uevent {cause}: {address or f'IOMMU group {group}'}"
@@ -55,7 +54,7 @@ def event_words(event: events.Event) -> str:
         case events.host.ScanFailed(inspection, reason):
             return f"scan {inspection} failed: {reason}"
         case events.host.FunctionInspected(inspection, address, functions):
-            return f"inspection {inspection} at {address}: {_found(address, functions)}"
+            return f"inspection {inspection} at {address}: {_inspected(address, functions)}"
         case events.host.FunctionsInspected(inspected):
             return "; ".join(map(event_words, inspected))
         case events.host.InspectionFailed(inspection, address, reason):
@@ -97,9 +96,9 @@ def event_words(event: events.Event) -> str:
             return f"call {token}: NodePrepareResources of claim {claim}, UID {claim.uid}"
         case claim_events.UnprepareAsked(token, claim):
             return f"call {token}: NodeUnprepareResources of claim {claim}, UID {claim.uid}"
-        case claim_events.ClaimRead(number, Claim() as found):
-            allocated = ", ".join(r.device for r in found.results or ()) or "nothing"
-            return f"read {number}: claim {found.name} is allocated {allocated}"
+        case claim_events.ClaimRead(number, Claim() as claim):
+            allocated = ", ".join(r.device for r in claim.results or ()) or "nothing"
+            return f"read {number}: claim {claim.name} is allocated {allocated}"
         case claim_events.ClaimRead(number, reason, missing=missing):
             return f"read {number}{'' if missing else ' failed'}: {reason}"
         case claim_events.CheckpointRead(entries):
@@ -139,16 +138,16 @@ def event_words(event: events.Event) -> str:
         case domain_events.NodeTouched():
             return "our Node has changed"
         case domain_events.DomainRead(number, uid, ComputeDomain() | None as domain, clique):
-            there = f"is {domain}" if domain is not None else "is not there"
+            presence = f"is {domain}" if domain is not None else "is not there"
             ready = {*(domain.ready_nodes if domain else ()), *(clique.ready_nodes if clique else ())}
-            return f"read {number}: ComputeDomain {uid} {there}, ready on {', '.join(sorted(ready)) or 'no node'}"
+            return f"read {number}: ComputeDomain {uid} {presence}, ready on {', '.join(sorted(ready)) or 'no node'}"
         case domain_events.DomainRead(number, uid, reason):
             return f"read {number} of ComputeDomain {uid} failed: {reason}"
         case domain_events.DomainsTouched():
             return "a ComputeDomain or a clique has changed"
         case domain_events.ImexRead(number, ImexFacts() as facts):
-            said = facts.absent or facts.host_problem or f"clique {facts.clique_id or 'none'}"
-            return f"read {number}: IMEX on the host: {said}"
+            imex = facts.absent or facts.host_problem or f"clique {facts.clique_id or 'none'}"
+            return f"read {number}: IMEX on the host: {imex}"
         case domain_events.ImexRead(number, reason):
             return f"read {number} of IMEX on the host failed: {reason}"
         case events.daemon.Ticked():
@@ -166,26 +165,26 @@ def event_words(event: events.Event) -> str:
 
 
 def _ledger(event: events.kubelet.LedgerRead) -> str:
-    """List's and the file's entries; the core decides which of them count."""
-    given = f"{count(len(event.listed), 'device')} given to pods"
+    """Return the entries of List and of the file; the core decides which of them count."""
+    allocated = f"{count(len(event.listed), 'device')} given to pods"
     if event.claims:
-        given += f", {len(event.claims)} claimed"
+        allocated += f", {len(event.claims)} claimed"
     if event.passive:
-        named = (
+        entries = (
             "its file could not be read" if event.file is None else f"{len(event.file.entries)} in its file"
         )
-        asked = f"; asked for {count(len(event.answers), 'pod')}" if event.answers else ""
-        return f"without {LedgerSource.LIST}: {named}{asked}"
+        answers = f"; asked for {count(len(event.answers), 'pod')}" if event.answers else ""
+        return f"without {LedgerSource.LIST}: {entries}{answers}"
     if event.file is None:
-        return f"{LedgerSource.LIST}: {given}; its file could not be read"
+        return f"{LedgerSource.LIST}: {allocated}; its file could not be read"
     in_file = len(event.file.entries)
     if event.kubelet is None:
         return f"{LedgerSource.FILE}: {count(in_file, 'device')} given to pods"
-    return f"{LedgerSource.LIST}: {given}; {in_file} in its file"
+    return f"{LedgerSource.LIST}: {allocated}; {in_file} in its file"
 
 
 def effect_words(effect: effects.Effect) -> str:
-    """The daemon's reaction: an answer, or a log line."""
+    """Return the daemon's reaction in words: an answer, or a log line."""
     match effect:
         case effects.Log(level, name, fields):
             return f"{level.upper():<7} {name}{_fields(fields)}"
@@ -212,22 +211,17 @@ def effect_words(effect: effects.Effect) -> str:
             assert_never(effect)
 
 
-def claim_words(entry: ClaimRecord) -> str:
-    """A claim with its state, and why it is not further."""
-    return f"claim {entry.name}: {entry.state}" + (f", {entry.problem}" if entry.problem else "")
-
-
-def domain_words(found: DomainReport) -> str:
-    """The status of a compute domain, with what is missing."""
-    return f"{found.status}: {found.missing}" if found.missing else str(found.status)
+def domain_words(report: DomainReport) -> str:
+    """Return the status of a compute domain, with what is missing."""
+    return f"{report.status}: {report.missing}" if report.missing else str(report.status)
 
 
 def is_worth_reading(effect: effects.Effect) -> bool:
-    """An answer, or a log line above debug."""
+    """Return whether an effect is an answer, or a log line above debug."""
     return isinstance(effect, effects.Reply) or effect.level is not effects.Level.DEBUG
 
 
-def _found(address: str, functions: Iterable[PciFunction]) -> str:
+def _inspected(address: str, functions: Iterable[PciFunction]) -> str:
     function = next((f for f in functions if f.address == address), None)
     if function is None:
         return "nothing of interest is there"

@@ -13,7 +13,7 @@ from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.domain import DomainDevice, DomainUid
 from gpuactors.core.values.model import Role
 from gpuactors.core.values.reported import DomainStatus, LabelStatus
-from gpuactors.replay.words import claim_words, domain_words
+from gpuactors.replay.words import domain_words
 from gpuactors_simulation.replay_page.lane import Lane
 
 LABEL_KINDS: Final[Mapping[LabelStatus, str]] = {
@@ -109,3 +109,8 @@ def devices_of_claims(state: NodeState) -> dict[DomainDevice, ClaimRecord]:
         if (own := domain_of(entry).domain) is not None
         for device in own.devices
     }
+
+
+def claim_words(entry: ClaimRecord) -> str:
+    """Return a claim with its state, and why it is not further."""
+    return f"claim {entry.name}: {entry.state}" + (f", {entry.problem}" if entry.problem else "")

@@ -17,8 +17,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.model import DeviceKey, ResourceName, Role
 from gpuactors.replay.counts import counts_of
-from gpuactors.replay.words import claim_words
-from gpuactors_simulation.replay_page.domain_lanes import DomainLanes
+from gpuactors_simulation.replay_page.domain_lanes import DomainLanes, claim_words
 from gpuactors_simulation.replay_page.lane import Lane
 
 UNHEALTHY: Final = "unhealthy"

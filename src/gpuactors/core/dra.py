@@ -1,6 +1,8 @@
 """The part of a step that is about claims and compute domains, for each DRA driver that is on.
 
 Called by `step.py`, which imports it for the first step of a node that serves claims, or for the first event about one.
+The only file that knows both kinds of claims; neither kind imports the other. A driver is imported when it is first
+asked for.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from msgspec.structs import replace
 from gpuactors.core.claims import machine as claims
 from gpuactors.core.claims import progress, recovery
 from gpuactors.core.claims.answers import declined
+from gpuactors.core.claims.driver import Driver
 from gpuactors.core.claims.transitions import quarantine, refusal
 from gpuactors.core.claims.view import DriverView, view_of
-from gpuactors.core.drivers import driver_of, drivers_of
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import (
     ActDone,
@@ -40,6 +42,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Claims, ClaimSettings
 from gpuactors.core.state.gpus import Gpus, GpuSettings
 from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.claim_states import NoTransitionError
 from gpuactors.core.values.domain import DomainSettings
 from gpuactors.core.values.effects import Effect
@@ -48,6 +51,25 @@ from gpuactors.core.values.model import Role
 Stepped = tuple[NodeState, list[Effect]]
 
 AboutClaims: TypeAlias = ClaimEvent | FitnessChecked | DomainEvent
+
+
+def driver_of(kind: ClaimsOf) -> Driver:
+    """The driver of these claims, also on a node where it is off."""
+    match kind:
+        case ClaimsOf.GPUS:
+            from gpuactors.core.gpus.driver import GPUS
+
+            return GPUS
+        case ClaimsOf.DOMAINS:
+            from gpuactors.core.domains.driver import DOMAINS
+
+            return DOMAINS
+
+
+def _drivers_of(state: NodeState) -> list[Driver]:
+    """Those that are on, in the order in which they go on after each event."""
+    claims = {ClaimsOf.GPUS: state.gpus.claims, ClaimsOf.DOMAINS: state.domains.claims}
+    return [driver_of(kind) for kind, of_kind in claims.items() if of_kind.settings is not None]
 
 
 def with_claims_served(
@@ -137,7 +159,7 @@ def advanced(before: NodeState, state: NodeState, event: Event, at: float) -> St
     """After each event, which met `before`: what an event about the rest of the node means for claims, then every
     transition that nothing stands in the way of any more."""
     state, effects = _followed(before, state, event, at)
-    for driver in drivers_of(state):
+    for driver in _drivers_of(state):
         view, lines = progress.advanced(view_of(state, driver), before, at)
         state, effects = view.state, effects + lines
     if state.domains.settings is not None:
@@ -152,22 +174,22 @@ def _followed(before: NodeState, state: NodeState, event: Event, at: float) -> S
     effects: list[Effect] = []
     match event:
         case LedgerRead(read, passive=passive) if read == before.kubelet.ledger.refresh.outstanding:
-            for driver in drivers_of(state):
+            for driver in _drivers_of(state):
                 view = view_of(state, driver)
                 if not passive:
                     view, lines = recovery.ledger_read(view, at)
                     effects += lines
                 state = claims.ledger_read(view, at).state
         case PredecessorGone() if before.daemon.role is not Role.SERVING:
-            for driver in drivers_of(state):  # it wrote the checkpoint until now: that is read again
+            for driver in _drivers_of(state):  # it wrote the checkpoint until now: that is read again
                 view = view_of(state, driver)
                 state = view.with_claims(replace(view.claims, loaded=False)).state
         case HandOverRequested():
-            for driver in drivers_of(state):
+            for driver in _drivers_of(state):
                 view, replies = claims.handed_over(view_of(state, driver), at)
                 state, effects = view.state, effects + replies
         case CallAbandoned(token):
-            for driver in drivers_of(state):
+            for driver in _drivers_of(state):
                 state = claims.abandoned(view_of(state, driver), token).state
         case Ticked():
             return _due(state, at)
@@ -182,7 +204,7 @@ def _due(state: NodeState, at: float) -> Stepped:
         from gpuactors.core.domains import step as domains
 
         state = domains.due(state, at)
-    for driver in drivers_of(state):
+    for driver in _drivers_of(state):
         view, lines = progress.due(view_of(state, driver), at)
         state, effects = view.state, effects + lines
     return state, effects
@@ -190,7 +212,7 @@ def _due(state: NodeState, at: float) -> Stepped:
 
 def deadline(state: NodeState) -> float:
     """When a `Ticked` is due for claims if nothing else happens; infinite if never."""
-    found = min((progress.deadline(view_of(state, d)) for d in drivers_of(state)), default=math.inf)
+    found = min((progress.deadline(view_of(state, d)) for d in _drivers_of(state)), default=math.inf)
     if state.domains.settings is None:
         return found
     from gpuactors.core.domains import step as domains

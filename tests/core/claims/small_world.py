@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.claims.outputs import CheckpointWanted, ClaimsWanted, FilesAct, claims_wanted
 from gpuactors.core.claims.view import claims_of, view_of
-from gpuactors.core.drivers import driver_of
+from gpuactors.core.dra import driver_of
 from gpuactors.core.events import Event
 from gpuactors.core.events.claims import ActDone, CheckpointWritten, ClaimRead, PrepareAsked, UnprepareAsked
 from gpuactors.core.state.claims import ClaimRecord, Claims

@@ -22,13 +22,14 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
-from gpuactors.cli import completion, settings
+from gpuactors.cli import completion
 from gpuactors.cli.ending import EX_CANTCREAT, EX_DATAERR, EX_UNAVAILABLE, fail, first
 from gpuactors.cli.examples import epilog
 from gpuactors.cli.formats import Format, either
 from gpuactors.cli.output import columns_of, wants_colour
 from gpuactors.cli.progress import Progress
-from gpuactors.config import Config, Resolved, schema
+from gpuactors.cli.settings import resolved
+from gpuactors.config import Config, schema
 from gpuactors.config.options import Configured, ConfiguredDaemon, Suggesting
 from gpuactors.core.values.quote import quoted, quoted_id, quoted_name
 from gpuactors.limits import QUOTED_NAME_CHARS_MAX
@@ -91,7 +92,7 @@ def run(**flags: object) -> None:
     """Run the device plugin until a signal stops it."""
     from gpuactors.cli import start
 
-    start.run(_resolved(flags))
+    start.run(resolved(flags))
 
 
 @cli.command(cls=Configured, epilog=epilog("inspect"))
@@ -192,7 +193,7 @@ def doctor(pre: bool, wait_s: float, output: str, **flags: object) -> None:
     """
     from gpuactors.cli.doctor.run import examined
 
-    examination = examined(_resolved(flags), pre=pre, progress=Progress(sys.stderr), wait_s=wait_s)
+    examination = examined(resolved(flags), pre=pre, progress=Progress(sys.stderr), wait_s=wait_s)
     if output == Format.TEXT:
         click.echo(examination.text(_columns(), colour=wants_colour(sys.stdout, os.environ)))
     else:
@@ -330,10 +331,10 @@ def show(output: str, **flags: object) -> None:
     """
     from gpuactors.cli.inspect import view
 
-    resolved = _resolved(flags)
-    shown = view.Shown(view.settings_of(resolved))
-    if not _flags_set(flags).keys() - {"state_dir"}:
-        shown = view.shown(resolved, Progress(sys.stderr))
+    settings = resolved(flags)
+    shown = view.Shown(view.settings_of(settings))
+    if {key for key, value in flags.items() if value not in (None, ())} <= {"state_dir"}:
+        shown = view.shown(settings, Progress(sys.stderr))
     if output != Format.TABLE:
         by_key = {s.key: {"value": json.loads(s.value), "from": s.source} for s in shown.settings}
         click.echo(either(output, json.dumps(by_key, indent=2, ensure_ascii=False)))
@@ -401,13 +402,4 @@ def _columns() -> int:
 
 
 def _config(flags: dict[str, object]) -> Config:
-    return _resolved(flags).config
-
-
-def _resolved(flags: dict[str, object]) -> Resolved:
-    return settings.resolved(_flags_set(flags))
-
-
-def _flags_set(flags: dict[str, object]) -> dict[str, object]:
-    """Return the flags that were on the command line."""
-    return {key: value for key, value in flags.items() if value is not None and value != ()}
+    return resolved(flags).config

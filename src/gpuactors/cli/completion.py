@@ -84,9 +84,7 @@ def explainable(
 ) -> list[CompletionItem[str]]:
     """List the arguments of `explain` that the running daemon knows; empty if none answers at once."""
     try:
-        flags = {
-            k: v for k, v in context.params.items() if k in (*KEYS, CONFIG_FILE_KEY) and v not in (None, ())
-        }
+        flags = {k: v for k, v in context.params.items() if k in (*KEYS, CONFIG_FILE_KEY)}
         config = resolve(flags, os.environ).config
     except ConfigError:
         return []

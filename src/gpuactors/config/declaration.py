@@ -18,10 +18,12 @@ from msgspec import Struct
 ENVIRONMENT_PREFIX: Final = "GPUACTORS_"
 
 CONFIG_FILE_KEY: Final = "config"
-"""Of the flag and the variable that name the configuration file, which is no setting: a file cannot name itself."""
+"""The key of the flag and the variable that name the configuration file. It is no setting: a file cannot name
+itself."""
 
 LIST_SEPARATOR: Final = ";"
-"""Between the values of a list that is written as one text (a variable, or a file's text instead of a list)."""
+"""The separator of the values of a list that is written as one text (a variable, or a file's text instead of a
+list)."""
 
 _SWITCHED: Final[Mapping[object, str]] = MappingProxyType(
     {
@@ -35,21 +37,22 @@ _SWITCHED: Final[Mapping[object, str]] = MappingProxyType(
         False: "off",
     }
 )
-"""The ways to write on and off, in lower case."""
+"""The ways to write `on` and `off`, in lower case, each with its meaning."""
 
 _KEY: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
-_OF_SERVICES: Final = frozenset({"port", "service"})
-"""Words in the variables with which kubelet describes a Service: a setting's own could be mistaken for one of them."""
+_SERVICE_WORDS: Final = frozenset({"port", "service"})
+"""The words in the variables with which kubelet describes a Service: a setting's own could be mistaken for one of
+them."""
 
 
 def flag_of(key: str) -> str:
-    """`host_root` is `--host-root`."""
+    """Return the flag of a key: `host_root` is `--host-root`."""
     return "--" + key.replace("_", "-")
 
 
 def variable_of(key: str) -> str:
-    """`host_root` is `GPUACTORS_HOST_ROOT`."""
+    """Return the variable of a key: `host_root` is `GPUACTORS_HOST_ROOT`."""
     return ENVIRONMENT_PREFIX + key.upper()
 
 
@@ -57,26 +60,26 @@ class Described(Struct, frozen=True):
     """The parts of a setting that its type does not have."""
 
     description: str
-    """Its meaning: one sentence or more, Markdown."""
+    """The setting's meaning: one sentence or more, Markdown."""
     metavar: str = ""
-    """Placeholder of the value in the help. A choice shows its values."""
+    """The placeholder of the value in the help. A choice shows its values."""
     must_be: str = ""
-    """Valid values: the end of the sentence that refuses another one. A choice names its own."""
+    """The valid values: the end of the sentence that refuses another one. A choice names its own."""
     default: str = ""
     """The meaning of the default, where its value does not show it (`None`, an empty text)."""
     check: Callable[[Any], object] | None = None
-    """Takes a value of the right type and returns the stored form. Raises ValueError."""
+    """The function that takes a value of the right type and returns the stored form. Raises ValueError."""
     fallback_variable: str = ""
     """A variable without gpuactors' prefix, read when no flag, prefixed variable or file has the setting."""
     may_be_off: bool = False
-    """Whether `off` is one of its values. A choice says so itself."""
+    """True if `off` is one of the values. A choice says so itself."""
 
 
 class Declaration(Struct, frozen=True):
     """One setting. Making one without a required part raises TypeError, which names the part."""
 
     key: str
-    """Its name in a configuration file."""
+    """The name in a configuration file."""
     type: Any
     default: object
     described: Described
@@ -87,7 +90,7 @@ class Declaration(Struct, frozen=True):
         parts = {
             "a key in snake_case": _KEY.fullmatch(self.key),
             f"a key other than {CONFIG_FILE_KEY}, which names the file": self.key != CONFIG_FILE_KEY,
-            f"a key without {' and '.join(sorted(_OF_SERVICES))}": _OF_SERVICES.isdisjoint(words),
+            f"a key without {' and '.join(sorted(_SERVICE_WORDS))}": _SERVICE_WORDS.isdisjoint(words),
             "a description that ends with a full stop": description.strip(" .") and description.endswith("."),
             "a metavar": self.metavar,
             "what a value must be": self.must_be,
@@ -99,40 +102,40 @@ class Declaration(Struct, frozen=True):
 
     @property
     def flag(self) -> str:
-        """Its flag on the command line."""
+        """The flag on the command line."""
         return flag_of(self.key)
 
     @property
     def variable(self) -> str:
-        """Its environment variable."""
+        """The environment variable."""
         return variable_of(self.key)
 
     @property
     def is_list(self) -> bool:
-        """Whether it has several values: its flag may be repeated, and one text holds several."""
+        """True if it has several values: its flag may be repeated, and one text holds several."""
         return get_origin(_plain(self.type)) is tuple
 
     @property
     def metavar(self) -> str:
-        """Placeholder of the value in the help: `DIR`, `json|console`."""
+        """The placeholder of the value in the help: `DIR`, `json|console`."""
         return self.described.metavar or "|".join(self.choices)
 
     @property
     def must_be(self) -> str:
-        """Valid values, in words: `json or console`."""
+        """The valid values, in words: `json or console`."""
         return self.described.must_be or _or(self.choices)
 
     @property
     def spellings(self) -> tuple[object, ...]:
         """Further ways to write `on` and `off` in a file, where they are its values: YAML 1.1 reads a bare one as a
         boolean."""
-        return tuple(way for way, meant in _SWITCHED.items() if way != meant and self._is_value(meant))
+        return tuple(way for way, value in _SWITCHED.items() if way != value and self._is_value(value))
 
     def switched(self, raw: object) -> object:
-        """`on` or `off` for each way to write it, where that is one of its values; else `raw`."""
-        known = isinstance(raw, str | bool)
-        meant = _SWITCHED.get(raw.lower() if isinstance(raw, str) else raw) if known else None
-        return meant if meant is not None and self._is_value(meant) else raw
+        """Return `on` or `off` for each way to write it, where that is one of the values; else `raw`."""
+        way = raw.lower() if isinstance(raw, str) else raw
+        value = _SWITCHED.get(way) if isinstance(raw, str | bool) else None
+        return value if value is not None and self._is_value(value) else raw
 
     def _is_value(self, word: str) -> bool:
         return word in self.choices or (word == "off" and self.described.may_be_off)
@@ -144,21 +147,21 @@ class Declaration(Struct, frozen=True):
         return tuple(filter(None, map(_written, values)))
 
     def default_text(self, form: str = "{}") -> str:
-        """The default for people, each value in `form`; its meaning where the value does not show it."""
+        """Return the default for people, each value in `form`; its meaning where the value does not show it."""
         text = self.described.default or " and ".join(map(form.format, self.default_values))
-        instead = self.described.fallback_variable
-        return f"{form.format(instead)}, else {text}" if instead and text else text
+        fallback = self.described.fallback_variable
+        return f"{form.format(fallback)}, else {text}" if fallback and text else text
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Its values, if there are so few that each has a name."""
+        """The values, if there are so few that each has a name."""
         plain = _plain(self.type)
         return get_args(plain) if get_origin(plain) is Literal else ()
 
 
 def declared(struct: type[msgspec.Struct]) -> Mapping[str, Declaration]:
-    """The settings that the fields of a struct declare, by key and in order. Raises TypeError for a field that is no
-    whole declaration."""
+    """Return the settings that the fields of a struct declare, by key and in order. Raises TypeError for a field that
+    is no whole declaration."""
     return MappingProxyType({f.name: _declaration(f) for f in msgspec.structs.fields(struct)})
 
 

@@ -23,7 +23,7 @@ PRECEDENCE: Final = (
 """The help text before the settings."""
 
 _PATHS: Final = {"DIR": "dir", "FILE": "file"}
-"""By metavar, what a shell completes itself."""
+"""The kinds of path that a shell completes itself, by metavar."""
 
 SEVERAL: Final = f"The flag may be repeated. In the variable, {LIST_SEPARATOR} separates values."
 """The help text of a setting with several values."""
@@ -79,7 +79,7 @@ class Configured(Suggesting):
                     formatter.write_text(f"[env var: {setting.variable}; default: {setting.default_text()}]")
 
     def _records(self, ctx: click.Context) -> dict[str, tuple[str, str]]:
-        """The flags and the help of each option, by the option's name."""
+        """Return the flags and the help of each option, by the option's name."""
         options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
         return {str(option.name): record for option in options if (record := option.get_help_record(ctx))}
 
@@ -91,7 +91,7 @@ class ConfiguredDaemon(Configured):
 
 
 def _help_settings() -> click.Option:
-    """The option that prints the settings and exits."""
+    """Return the option that prints the settings and exits."""
 
     def show(ctx: click.Context, _parameter: click.Parameter, is_wanted: bool) -> None:
         if not is_wanted or ctx.resilient_parsing:
@@ -120,7 +120,7 @@ def _config_file() -> click.Option:
 
 
 def _values(setting: Declaration) -> Callable[..., list[CompletionItem[str]]]:
-    """List the values that a shell offers: the known ones, or files."""
+    """Return the function that lists the values that a shell offers: the known ones, or files."""
 
     def offered(
         context: click.Context, parameter: click.Parameter, incomplete: str
@@ -133,7 +133,7 @@ def _values(setting: Declaration) -> Callable[..., list[CompletionItem[str]]]:
 
 
 def _option(setting: Declaration) -> click.Option:
-    """The flag of a setting. Its value is taken as written: `sources.py` validates it."""
+    """Return the flag of a setting. Its value is taken as written: `sources.py` validates it."""
     return click.Option(
         [setting.flag, setting.key],
         metavar=setting.metavar,

@@ -12,12 +12,12 @@ from .settings import DECLARATIONS, Config
 
 
 def as_dict(config: Config) -> dict[str, object]:
-    """The settings as JSON would hold them; a file with this content gives the same Config."""
+    """Return the settings as JSON would hold them; a file with this content gives the same Config."""
     return msgspec.json.decode(msgspec.json.encode(config, enc_hook=_encode), type=dict[str, object])
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a configuration file, with the defaults."""
+    """Return the JSON Schema (2020-12) of a configuration file, with the defaults."""
     (_, components) = msgspec.json.schema_components([Config], schema_hook=_path_schema)
     body = components["Config"]
     defaults = as_dict(Config())

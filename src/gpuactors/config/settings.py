@@ -73,14 +73,14 @@ HttpAddress: TypeAlias = TcpHttp | EverywhereHttp | UnixHttp
 
 
 def _checked_selectors(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """In their full form. Selectors that only exclude exclude from the default, which is included."""
+    """Return the selectors in their full form. If all exclude, they exclude from the default, which is included."""
     selectors = tuple(parse_selector(text) for text in texts)
-    chosen = () if any(not selector.exclude for selector in selectors) else DEFAULT_SELECTORS
-    return (*chosen, *map(str, selectors))
+    included = () if any(not selector.exclude for selector in selectors) else DEFAULT_SELECTORS
+    return (*included, *map(str, selectors))
 
 
 def _checked_resource_names(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """In their full form."""
+    """Return the names in their full form."""
     named = [parse_own_name(text) for text in texts]
     for (vendor, device), resource in named:
         others = {other for ids, other in named if ids == (vendor, device)} - {resource}
@@ -92,11 +92,12 @@ def _checked_resource_names(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 _DRIVER_NAME_MAX_CHARS: Final = 63
-"""Of a DRA driver's name (k8s.io/api resource/v1, DriverNameMaxLength)."""
+"""The most characters of a DRA driver's name (k8s.io/api resource/v1, DriverNameMaxLength)."""
 
 
 def _checked_node_name(text: str) -> str:
-    """As kubelet names its Node by `--hostname-override`. The host's own name may be anything, and is not checked."""
+    """Return the name that kubelet gives the Node by `--hostname-override`. The host's own name may be anything, and is
+    not checked."""
     name = node_name_of(text)
     if name and not is_subdomain(name):
         raise ValueError("it is a DNS name, as kubectl get nodes shows it")
@@ -139,12 +140,12 @@ def _checked_address(text: str) -> str:
 
 
 def _checked_prebound(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """In their full form."""
+    """Return the addresses in their full form."""
     return tuple(text if text == "all" else _checked_address(text) for text in texts)
 
 
 def _checked_uevents(text: str) -> str:
-    """`host/uevents.py` opens what it names."""
+    """Return the text if it names a source that `host/uevents.py` opens."""
     scheme, _, path = text.partition(":")
     if scheme == "unix" and path:
         _socket_path(path)
@@ -174,13 +175,13 @@ def _http_address(text: str) -> HttpAddress | None:
         return None
     if text.startswith("unix:") and len(text) > len("unix:"):
         return UnixHttp(_socket_path(text.removeprefix("unix:")))
-    found = _TCP.fullmatch(text)
-    if found is None:
+    match = _TCP.fullmatch(text)
+    if match is None:
         raise ValueError(f"{text!r} is none of these")
-    port = int(found[3])
+    port = int(match[3])
     if not 0 < port < 65536:
         raise ValueError(f"there is no port {port}")
-    host = found[1] or found[2]
+    host = match[1] or match[2]
     return TcpHttp(host, port) if host else EverywhereHttp(port)
 
 

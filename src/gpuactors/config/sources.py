@@ -1,4 +1,4 @@
-"""Where the values come from: flags, the environment, a configuration file; each checked, with error messages.
+"""The sources of the values: flags, the environment, a configuration file; each checked, with error messages.
 
 Must not know the meaning of a setting: that is in its declaration.
 """
@@ -31,10 +31,10 @@ CONFIG_FILE_MAX_BYTES: Final = 1024 * 1024
 """A configuration file has a few hundred bytes; a device or a log named by mistake must not be read for ever."""
 
 _SHOWN_BITS_MAX: Final = 128
-"""Of a number in a sentence."""
+"""The most bits of a number that an error message writes out."""
 
 _SHOWN_CHARS_MAX: Final = 200
-"""Of a text."""
+"""The most characters of a text that an error message quotes."""
 
 CONFIG_FILE_VARIABLE: Final = variable_of(CONFIG_FILE_KEY)
 
@@ -47,7 +47,7 @@ class ConfigError(Exception):
 
 
 class Provenance(Struct, frozen=True):
-    """Where a value came from: `kind`, and `name` of the flag, variable or file (empty for a default)."""
+    """The source of a value: `kind`, and `name` of the flag, variable or file (empty for a default)."""
 
     kind: Literal["flag", "environment", "file", "default"]
     name: str = ""
@@ -57,44 +57,42 @@ class Provenance(Struct, frozen=True):
 
 
 class Resolved(Struct, frozen=True):
-    """A Config and, for each of its keys, where the value came from."""
+    """A Config and, for each of its keys, the source of the value."""
 
     config: Config
     provenance: Mapping[str, Provenance]
 
 
 def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> Config:
-    """The configuration from all sources; `resolve` also returns the source of each value. Raises ConfigError."""
+    """Return the configuration from all sources; `resolve` also returns the source of each value. Raises
+    ConfigError."""
     return resolve(flags, environ).config
 
 
 def resolve(flags: Mapping[str, object], environ: Mapping[str, str]) -> Resolved:
-    """The configuration from all sources, with the provenance of each key.
+    """Return the configuration from all sources, with the provenance of each key.
 
-    `flags` has the keys' names, and `config` for the file; a flag that is None or an empty tuple was not
-    given (as click hands them over). `environ` is usually `os.environ`. Paths are taken as they are written,
-    relative ones from the working directory. Raises ConfigError for an unknown key, a bad value or an
-    unreadable file.
+    `flags` has the keys' names, and `config` for the file; a flag that is None or an empty tuple was not given (as
+    click hands them over). `environ` is usually `os.environ`. Paths are taken as they are written, relative ones from
+    the working directory. Raises ConfigError for an unknown key, a bad value or an unreadable file.
     """
-    given_flags = {name: value for name, value in flags.items() if value is not None and value != ()}
-    if unknown := given_flags.keys() - DECLARATIONS.keys() - {CONFIG_FILE_KEY}:
+    flags_set = {name: value for name, value in flags.items() if value is not None and value != ()}
+    if unknown := flags_set.keys() - DECLARATIONS.keys() - {CONFIG_FILE_KEY}:
         raise ConfigError(f"there is no setting for the flag {flag_of(min(unknown))}")
     variables = _variables(environ)
-    from_file, file_source = _file(
-        given_flags.pop(CONFIG_FILE_KEY, None), variables.pop(CONFIG_FILE_KEY, None)
-    )
+    from_file, file_source = _file(flags_set.pop(CONFIG_FILE_KEY, None), variables.pop(CONFIG_FILE_KEY, None))
 
     values: dict[str, object] = {}
     provenance: dict[str, Provenance] = {}
     for key, setting in DECLARATIONS.items():
-        if key in given_flags:
-            raw, source = given_flags[key], Provenance("flag", setting.flag)
+        if key in flags_set:
+            raw, source = flags_set[key], Provenance("flag", setting.flag)
         elif key in variables:
             raw, source = variables[key], Provenance("environment", setting.variable)
         elif key in from_file:
             raw, source = from_file[key], file_source
-        elif instead := environ.get(setting.described.fallback_variable):
-            raw, source = instead, Provenance("environment", setting.described.fallback_variable)
+        elif fallback := environ.get(setting.described.fallback_variable):
+            raw, source = fallback, Provenance("environment", setting.described.fallback_variable)
         else:
             provenance[key] = Provenance("default")
             continue
@@ -107,7 +105,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str]) -> Resolved
 
 
 def _value(setting: Declaration, raw: object, source: Provenance) -> object:
-    """One value, checked. In a flag or a variable a number is still text; a file has types."""
+    """Check one value. In a flag or a variable a number is still text; a file has types."""
     try:
         value = msgspec.convert(
             _untyped(setting, raw), setting.type, strict=source.kind == "file", dec_hook=_decode
@@ -125,7 +123,7 @@ def _value(setting: Declaration, raw: object, source: Provenance) -> object:
 
 
 def _untyped(setting: Declaration, raw: object) -> object:
-    """The value in the shape in which a file would hold it."""
+    """Return the value in the shape in which a file would hold it."""
     match raw:
         case os.PathLike():
             return os.fspath(raw)
@@ -146,8 +144,8 @@ def _decode(kind: type, raw: object) -> object:
 
 
 def _shown(raw: object) -> str:
-    """The value for an error message, as an operator wrote it: short for any file (YAML's aliases can make a short text
-    huge)."""
+    """Write the value for an error message, as an operator wrote it: short for any file (YAML's aliases can make a
+    short text huge)."""
     match raw:
         case list() | tuple():
             return ", ".join(first_of([_shown_item(item) for item in raw])) or "an empty list"
@@ -191,26 +189,26 @@ _SERVICE_VARIABLE: Final = (
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings in the environment by key, and `config` for the file. Raises ConfigError for an unknown
+    """Return the settings in the environment by key, and `config` for the file. Raises ConfigError for an unknown
     one."""
-    found: dict[str, str] = {}
-    known = {setting.variable: key for key, setting in DECLARATIONS.items()}
-    known[CONFIG_FILE_VARIABLE] = CONFIG_FILE_KEY
+    values: dict[str, str] = {}
+    keys = {setting.variable: key for key, setting in DECLARATIONS.items()}
+    keys[CONFIG_FILE_VARIABLE] = CONFIG_FILE_KEY
     for name in sorted(environ):
         if not name.startswith(ENVIRONMENT_PREFIX):
             continue
-        if name in known:
-            found[known[name]] = environ[name]
+        if name in keys:
+            values[keys[name]] = environ[name]
         elif not re.fullmatch(_SERVICE_VARIABLE, name):
-            raise ConfigError(f"unknown variable {name} in the environment{_instead(name, known)}")
-    return found
+            raise ConfigError(f"unknown variable {name} in the environment{_similar(name, keys)}")
+    return values
 
 
 # --- file -------------------------------------------------------------------------------------------------
 
 
 def _file(flag: object | None, variable: str | None) -> tuple[dict[str, object], Provenance]:
-    """The contents of the configuration file, if there is one. Raises ConfigError."""
+    """Read the configuration file, if there is one. Raises ConfigError."""
     name = flag if flag is not None else variable
     if name is None:
         return {}, Provenance("default")
@@ -219,7 +217,7 @@ def _file(flag: object | None, variable: str | None) -> tuple[dict[str, object],
     values = _parsed(path, origin, _read(path, origin))
     for key in values:
         if key not in DECLARATIONS:
-            raise ConfigError(f"unknown key {_shown(key)} in file {path}{_instead(str(key), DECLARATIONS)}")
+            raise ConfigError(f"unknown key {_shown(key)} in file {path}{_similar(str(key), DECLARATIONS)}")
     return values, Provenance("file", str(path))
 
 
@@ -274,27 +272,27 @@ _PLACE: Final = r"(?P<what>.*) \(at (?P<place>line \d+, column \d+|end of docume
 
 
 def _toml(text: str) -> dict[str, object]:
-    """Raises ValueError, with the line."""
+    """Parse TOML. Raises ValueError, with the line."""
     import tomllib  # as strict_yaml above
 
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = re.fullmatch(_PLACE, str(error), re.DOTALL)
-        if found is None:
+        match = re.fullmatch(_PLACE, str(error), re.DOTALL)
+        if match is None:
             raise
-        place = found["place"].replace(
+        place = match["place"].replace(
             "end of document", f"line {text.rstrip().count(chr(10)) + 1}, the last one"
         )
-        raise ValueError(f"{place}: {found['what']}") from None
+        raise ValueError(f"{place}: {match['what']}") from None
 
 
-def _instead(name: str, known: Iterable[str]) -> str:
-    """Similar names; else all names. The prefix would make all variables look alike."""
+def _similar(name: str, names: Iterable[str]) -> str:
+    """Return similar names; else all names. The prefix would make all variables look alike."""
     import difflib  # for errors alone
 
-    names = {full.removeprefix(ENVIRONMENT_PREFIX): full for full in known}
-    close = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), names, n=2, cutoff=0.7)
+    by_short_name = {full.removeprefix(ENVIRONMENT_PREFIX): full for full in names}
+    close = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), by_short_name, n=2, cutoff=0.7)
     if close:
-        return f"; did you mean {' or '.join(names[short] for short in close)}?"
-    return f"; there is {', '.join(names.values())}"
+        return f"; did you mean {' or '.join(by_short_name[short] for short in close)}?"
+    return f"; there is {', '.join(by_short_name.values())}"

@@ -8,8 +8,8 @@ import yaml
 
 
 def load(text: str) -> object:
-    """The content of a YAML document. Raises `ValueError` for text that is no YAML or has a key twice: in one line,
-    with the place."""
+    """Return the content of a YAML document. Raises `ValueError` for text that is no YAML or has a key twice: in one
+    line, with the place."""
     try:
         return yaml.load(text, Loader=_StrictLoader)  # a safe loader
     except yaml.MarkedYAMLError as error:
@@ -33,7 +33,7 @@ def _sentence(error: yaml.MarkedYAMLError) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML as TOML has it: a key that is there twice is a mistake, not the last one wins."""
+    """A loader that refuses a key that is there twice, as TOML does, and does not take the last one."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -45,15 +45,15 @@ class _StrictLoader(yaml.SafeLoader):
             ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(
                     None, None, "a list or a mapping is no key", key.start_mark
                 )
-            if key.value in seen:
+            if key.value in keys:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{key.value} is there twice", key.start_mark
                 )
-            seen.add(key.value)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)

@@ -143,7 +143,7 @@ def of_node(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
             ranks[polls.done],
             ranks[polls.refresh.outstanding or 0],
             polls.refresh.again,
-            (polls.of, polls.again_of),
+            (polls.asked_groups, polls.again_groups),
             polls.refresh.due_at - at,
             max(0.0, polls.fast_until - at),
         ),

@@ -856,7 +856,7 @@ def test_what_has_lost_its_driver_stays_listed_after_a_poll_of_its_group_alone_t
     core.feed(core.inspected(A, UNBINDING))
     poll = core.state.host.polls
     assert poll.refresh.outstanding is not None
-    assert poll.of is not None
+    assert poll.asked_groups is not None
     core.feed(SomeGroupsObserved(poll.refresh.outstanding, ()))
     core.pass_time(limits.GRANT_GRACE_S)
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}

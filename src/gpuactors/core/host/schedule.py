@@ -56,10 +56,10 @@ def ask_poll(state: NodeState, groups: frozenset[int] | None = None) -> NodeStat
     if groups is not None:  # the poll of all groups stays due
         refresh = refresh.due_by(polls.refresh.due_at)
     if refresh.outstanding != polls.refresh.outstanding:
-        return with_polls(state, replace(polls, refresh=refresh, of=groups, again_of=None))
+        return with_polls(state, replace(polls, refresh=refresh, asked_groups=groups, again_groups=None))
     if polls.refresh.again:
-        groups = None if groups is None or polls.again_of is None else groups | polls.again_of
-    return with_polls(state, replace(polls, refresh=refresh, again_of=groups))
+        groups = None if groups is None or polls.again_groups is None else groups | polls.again_groups
+    return with_polls(state, replace(polls, refresh=refresh, again_groups=groups))
 
 
 def _asked(state: NodeState, refresh: Refresh) -> tuple[NodeState, Refresh]:

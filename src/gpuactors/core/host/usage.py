@@ -82,15 +82,15 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
     for group in groups.keys() - index.polled.keys():
         del groups[group], seen[group]
     due_at = at + POLL_S if index.polled else math.inf
-    polled_all = before.of is None
+    polled_all = before.asked_groups is None
     polls = replace(
         learned,
         groups=groups if changed_uses or len(groups) != len(before.groups) else before.groups,
         seen=seen,
         done=event.poll if polled_all else before.done,
         refresh=before.refresh.answered(due_at if polled_all else min(due_at, before.refresh.due_at)),
-        of=None,
-        again_of=None,
+        asked_groups=None,
+        again_groups=None,
     )
     state = replace(
         state,
@@ -99,7 +99,7 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
     )
     if changed:
         state = schedule.ask_ledger(state, at)
-    return schedule.ask_poll(state, before.again_of) if before.refresh.again else state
+    return schedule.ask_poll(state, before.again_groups) if before.refresh.again else state
 
 
 def _observed(

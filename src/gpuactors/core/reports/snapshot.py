@@ -158,7 +158,7 @@ def _poll(state: NodeState) -> PollWanted:
     if state.host.polls.refresh.outstanding is None:
         return NO_POLL
     return PollWanted(
-        state.host.polls.refresh.outstanding, _targets(state), whole=state.host.polls.of is None
+        state.host.polls.refresh.outstanding, _targets(state), whole=state.host.polls.asked_groups is None
     )
 
 
@@ -177,7 +177,7 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
     }
     index, targets = state.index, list[PollTarget]()
     polled = index.polled
-    for group in polled if state.host.polls.of is None else sorted(state.host.polls.of):
+    for group in polled if state.host.polls.asked_groups is None else sorted(state.host.polls.asked_groups):
         functions = polled.get(group)
         if functions is None:
             continue

@@ -25,7 +25,7 @@ class Cause(StrEnum):
     ORPHANED = "Orphaned"
     HELD_BY_OTHER = "HeldByOther"
     HOLDER_UNKNOWN = "HolderUnknown"
-    # --- what of its files forbids it
+    # --- the state of its functions and nodes
     UNREADABLE = "Unreadable"
     UNBINDING = "Unbinding"
     NOT_BOUND = "NotBound"
@@ -40,7 +40,7 @@ class Cause(StrEnum):
     FABRIC_OF_HOST = "FabricOfHost"
     VIRTUAL_FUNCTION = "VirtualFunction"
     VIRTUAL_FUNCTIONS = "VirtualFunctions"
-    # --- that it is not what it was
+    # --- it is gone, or another one
     GONE = "Gone"
     REPLACED_BY_ANOTHER = "ReplacedByAnother"
     UNKNOWN_ID = "UnknownId"
@@ -82,11 +82,11 @@ class Cause(StrEnum):
 
 
 HEALTHY, UNHEALTHY, AS_BEFORE, CALL = "Healthy", "Unhealthy", "as before", "-"
-"""The health that a device with a cause is advertised with; CALL: the cause of a refused call only."""
+"""The advertised health of a device with a cause; CALL for a cause of refused calls only."""
 
 
 OF_A_PART: Final = frozenset({Cause.VIRTUAL_FUNCTION, Cause.VIRTUAL_FUNCTIONS})
-"""The device is no whole one: it is not given away, and who has it keeps it."""
+"""The causes of a device that is no whole one: it is not allocated, and its present owner keeps it."""
 
 
 class Meaning(Struct, frozen=True, gc=False):
@@ -399,7 +399,7 @@ else is wrong with it, because kubelet subtracts it already.
 
 
 def document() -> str:
-    """docs/causes.md: every cause with its meaning."""
+    """Return docs/causes.md: every cause with its meaning."""
     rows = (f"| `{cause}` | {row.health} | {row.means} | {row.remedy} |" for cause, row in MEANINGS.items())
     return "\n".join(
         [_HEAD, "| Cause | Health | What it means | What to do |", "|---|---|---|---|", *rows, ""]

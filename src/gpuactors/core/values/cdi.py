@@ -1,8 +1,7 @@
-"""The files of the CDI directory, as far as they give GPUs to containers: who has a GPU by the files of whatever DRA
-driver.
+"""The files of the CDI directory that give GPUs to containers, of all DRA drivers.
 
 A driver writes the file of a claim when it prepares it, and removes it when it unprepares it (Container Device
-Interface, "transient specs"). A container runtime reads them; so may anybody, without asking kubelet.
+Interface, "transient specs"). Container runtimes read them; any program may, without asking kubelet.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ _UUID: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 class CdiSpec(Struct, frozen=True, gc=False):
-    """One file."""
+    """One file of the CDI directory."""
 
     path: str
     devices: tuple[str, ...]
-    """The CDI ids that it defines, sorted: `k8s.gpu.nvidia.com/claim=<uid>-gpu-vfio-1`."""
+    """The CDI ids that the file defines, sorted: `k8s.gpu.nvidia.com/claim=<uid>-gpu-vfio-1`."""
     nodes: tuple[str, ...] = ()
-    """The device nodes of GPUs that it gives to a container, by any of its devices, sorted: `/dev/vfio/51`,
-    `/dev/nvidia0`. Without those that every GPU needs (`/dev/vfio/vfio`, `/dev/nvidiactl`)."""
+    """The device nodes of GPUs that its devices give to a container, sorted: `/dev/vfio/51`, `/dev/nvidia0`. Without
+    the nodes that every GPU needs (`/dev/vfio/vfio`, `/dev/nvidiactl`)."""
 
     @property
     def claim(self) -> str:
@@ -36,24 +35,24 @@ class CdiSpec(Struct, frozen=True, gc=False):
 
     @property
     def driver(self) -> str:
-        """The DRA driver that has written it, by the vendor of its devices: `gpu.nvidia.com`; its file where that says
-        nothing."""
+        """The DRA driver that has written it, by the vendor of its devices: `gpu.nvidia.com`; the path if it has no
+        device."""
         vendor = self.devices[0].partition("/")[0] if self.devices else ""
         return vendor.removeprefix("k8s.") or self.path
 
 
 class CdiSpecs(Struct, frozen=True, gc=False):
-    """One read of all of them."""
+    """One read of the CDI directory."""
 
     specs: tuple[CdiSpec, ...] = ()
-    """Sorted by path. Those that define no device, or cannot be read, are left out."""
+    """The files, sorted by path, without those that define no device or cannot be read."""
     problem: str = ""
-    """Why some may be missing, as a part of a sentence; empty if none is."""
+    """Why files may be missing, as a part of a sentence; empty if none is."""
 
 
 NO_SPECS: Final = CdiSpecs()
 
 
 def is_metadata(cdi_id: str) -> bool:
-    """The device of a claim's metadata file (KEP-5304), which gives a container no device node."""
+    """Return whether the device is that of a claim's metadata file (KEP-5304), which has no device node."""
     return cdi_id.partition("=")[0].endswith("/metadata")

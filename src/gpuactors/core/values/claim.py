@@ -17,7 +17,7 @@ ClaimUid = NewType("ClaimUid", str)
 """The UID of a ResourceClaim object. Two claims of one name in succession have two UIDs."""
 
 Json = None | bool | int | float | str | tuple[Any, ...] | Mapping[str, Any]
-"""A decoded JSON value. Arrays are tuples. What is in them is `Any`: the journal's reader takes no type that contains
+"""A decoded JSON value. Arrays are tuples. The elements are `Any`: the journal's reader takes no type that contains
 itself."""
 
 
@@ -37,7 +37,7 @@ class ClaimName(Struct, frozen=True, gc=False):
 
     @property
     def is_known(self) -> bool:
-        """Its namespace and name are known: NVIDIA's driver keeps only the UID of a claim that it has prepared."""
+        """True if namespace and name are known: NVIDIA's driver keeps only the UID of a claim that it has prepared."""
         return bool(self.name)
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class ClaimName(Struct, frozen=True, gc=False):
 
 
 class AllocatedDevice(Struct, frozen=True, gc=False):
-    """One entry of `status.allocation.devices.results` that names our driver."""
+    """One entry of `status.allocation.devices.results` that names this driver."""
 
     request: str
     """The full name of the request: `gpu`, or `gpu/any` for a subrequest of a prioritized list."""
@@ -53,34 +53,34 @@ class AllocatedDevice(Struct, frozen=True, gc=False):
     device: str
     """The name of the device in the ResourceSlice: `gpu-0000-23-00-0`."""
     share_id: str | None = None
-    """Echoed in the answer (consumable capacity)."""
+    """The share's ID, returned in the answer (consumable capacity)."""
     admin_access: bool = False
-    """The device is not exclusive to this claim; nothing is done to it."""
+    """True if the device is not exclusive to this claim; nothing is done to it."""
 
     @property
     def base_request(self) -> str:
-        """The request without its subrequest; kubelet knows these only."""
+        """The request without its subrequest; kubelet knows only such names."""
         return self.request.split("/", 1)[0]
 
 
 PARAMETER_FIELDS: Final = frozenset(
     {"apiVersion", "kind", "iommu", "backendPolicy", "enableAPIDevice", "domainID", "allocationMode"}
 )
-"""Every field of the configurations that our drivers take. A mistake in another one is told by its name: what a user
-has put there may be anything, and the journal goes to whoever looks into an incident."""
+"""Every field of the configurations that gpuactors accepts. Of another field only the name is kept: its value may be
+anything, and the journal is passed on when an incident is investigated."""
 
 
 class OpaqueConfig(Struct, frozen=True, gc=False):
-    """One entry of `status.allocation.devices.config` for our driver, in the order of the list."""
+    """One entry of `status.allocation.devices.config` for this driver, in the order of the list."""
 
     from_class: bool
-    """`source: FromClass`; else FromClaim. The class's come first, the claim's override them."""
+    """True for `source: FromClass`, else FromClaim. The class's entries come first, the claim's override them."""
     requests: tuple[str, ...]
-    """The requests it is for; empty: all. `main` covers `main/sub`."""
+    """The requests that it is for; empty for all. `main` covers `main/sub`."""
     parameters: Json
-    """Of a field that no configuration of ours has only the name is kept (PARAMETER_FIELDS)."""
+    """The parameters; of a field that is not in PARAMETER_FIELDS only the name."""
     problem: str = ""
-    """How the parameters are no JSON that can be decoded, as a part of a sentence; they are None then."""
+    """Why the parameters cannot be decoded as JSON, as a part of a sentence; they are None then."""
 
 
 class Claim(Struct, frozen=True, gc=False):
@@ -88,10 +88,10 @@ class Claim(Struct, frozen=True, gc=False):
 
     name: ClaimName
     pod_claim_name: str | None
-    """The annotation `resource.kubernetes.io/pod-claim-name`: made from a template, under this name of the pod."""
+    """The annotation `resource.kubernetes.io/pod-claim-name`: the pod's name for a claim made from a template."""
     generation: int
     results: tuple[AllocatedDevice, ...] | None
-    """None: the claim is not allocated. Results of other drivers and other nodes' pools are left out."""
+    """The allocated devices, without those of other drivers and other nodes' pools; None if it is not allocated."""
     configs: tuple[OpaqueConfig, ...] = ()
 
 
@@ -106,72 +106,73 @@ class DeviceEdits(Struct, frozen=True, gc=False):
     edits: Json
     """The changes to the container (CDI, `containerEdits`); not empty."""
     attributes: Mapping[str, AttributeValue] = {}
-    """Those that the metadata file of its request has."""
+    """The device's attributes in the metadata file of its request."""
 
 
 class ClaimAbsent(Struct, frozen=True, gc=False):
-    """The API server has no claim of this name. (That it does not serve claims at all is another error.)"""
+    """The API server has no claim of this name. (If it does not serve claims at all, that is another error.)"""
 
 
 class ClaimReplaced(Struct, frozen=True, gc=False):
-    """The claim of this name is another one."""
+    """The claim of this name has another UID."""
 
     uid: ClaimUid
-    """The UID of the one that is there."""
+    """The UID that it has."""
 
 
 ClaimAnswer = Claim | ClaimAbsent | ClaimReplaced
-"""The API server's answer about one claim. Of an unallocated one `results` is None."""
+"""The API server's answer about one claim."""
 
 
 class Target(StrEnum):
     """The driver to bind a device to."""
 
     VFIO = "vfio"
-    """Any vfio driver. A function that is on one stays as it is."""
+    """Any vfio driver: a function that is on one stays as it is."""
     ORIGINAL_DRIVER = "original-driver"
-    """The driver found on it before any act of gpuactors."""
+    """The driver that the device was on before any act of gpuactors."""
 
 
 class OriginalDriver(Struct, frozen=True, gc=False):
-    """The driver found on a function before any act of gpuactors; None: without a driver. It belongs to the function's
-    presence: one that was unplugged and plugged in again is found anew."""
+    """The driver of a function before any act of gpuactors. It belongs to the function's presence: a function that was
+    unplugged and plugged in again gets a new one."""
 
     address: PciAddress
     driver: str | None
+    """The driver's name; None if it had no driver."""
     vfio: bool = False
-    """It is a vfio driver (`PciFunction.vfio_bound`): the function is pre-bound."""
+    """True if it is a vfio driver (`PciFunction.vfio_bound`): the function is pre-bound."""
     presence: int = 0
-    """See `PciFunction.presence`."""
+    """The same as `PciFunction.presence`."""
     was_bound: bool = False
-    """An act of gpuactors has bound it to vfio and ended: a `driver_override` found now is somebody else's."""
+    """True if an act of gpuactors has bound it to vfio and ended: a present `driver_override` is not gpuactors'."""
     persistence: bool = False
-    """nvidia-persistenced gets it back; see `BoundFunction.persistence`."""
+    """True if nvidia-persistenced gets it back; see `BoundFunction.persistence`."""
     ids: str = ""
-    """Its model (`inventory.ids_of`); empty where it is not known: an older daemon has noted it."""
+    """Its model (`inventory.ids_of`); empty if unknown, as an older daemon recorded the driver."""
 
 
 OriginalDrivers = Mapping[PciAddress, OriginalDriver]
-"""By address."""
+"""The original drivers, by address."""
 
 ClaimedModels = Mapping[ClaimUid, Mapping[DeviceKey, str]]
 """The model of each device that a claim has had, by the claim and the device's address (`OriginalDriver.ids`)."""
 
 
 class BoundFunction(Struct, frozen=True, gc=False):
-    """The driver of a function after an act; group and cdev are read anew after each bind."""
+    """The driver of a function after an act; group and cdev are read again after each bind."""
 
     address: PciAddress
     driver: str | None
     iommu_group: int | None
     cdev: str | None
-    """`vfio3`: its node is `/dev/vfio/devices/vfio3`; None where the kernel makes none, or no `/dev/iommu`."""
+    """Its cdev: `vfio3` has the node `/dev/vfio/devices/vfio3`. None if the kernel makes none, or no `/dev/iommu`."""
     vfio: bool = False
-    """The driver is a vfio driver, by name or because the kernel made `vfio-dev/` below the function."""
+    """True if the driver is a vfio driver, by name or because the kernel made `vfio-dev/` below the function."""
     presence: int = 0
-    """See `PciFunction.presence`."""
+    """The same as `PciFunction.presence`."""
     persistence: bool = False
-    """nvidia-persistenced had it open, and has let it go for the act."""
+    """True if nvidia-persistenced had it open, and closed it for the act."""
 
     @property
     def nodes(self) -> frozenset[int | str]:
@@ -180,7 +181,7 @@ class BoundFunction(Struct, frozen=True, gc=False):
 
 
 BoundFunctions = Mapping[PciAddress, BoundFunction]
-"""By address."""
+"""The functions after acts, by address."""
 
 
 class ActFault(StrEnum):
@@ -191,7 +192,7 @@ class ActFault(StrEnum):
     HANGS = "hangs"
     """A write has not returned in time. Its process waits in the kernel, and nothing else is written meanwhile."""
     IN_USE = "in-use"
-    """A process has the device, or a companion, open; or it cannot be known. Nothing was written."""
+    """A process has the device, or a companion, open, or that cannot be determined. Nothing was written."""
     VIRTUAL_FUNCTIONS = "virtual-functions"
     """Its virtual functions are active. Nothing was written."""
     NO_DRIVER = "no-driver"
@@ -203,10 +204,9 @@ class ActFault(StrEnum):
     GONE = "gone"
     """It is not there, or has no IOMMU group."""
     REFUSED = "refused"
-    """The kernel refused a write, or did not do it. The device stays where it is."""
+    """The kernel refused a write, or a write had no effect. The device stays where it is."""
     DIRECTORY_LEFT = "directory-left"
-    """Of the act on a claim's files: they are gone, and of a directory that its container had mounted something is
-    left."""
+    """The claim's files were removed, but not all of a directory that its container had mounted."""
 
 
 class FitnessCheck(Struct, frozen=True, gc=False):
@@ -214,7 +214,7 @@ class FitnessCheck(Struct, frozen=True, gc=False):
 
     number: int
     devices: tuple[DeviceKey, ...]
-    """Those whose answer is used: not one that has changed since."""
+    """The devices whose answer is used: without those that changed since."""
 
 
 class FitnessFinding(Struct, frozen=True, gc=False):
@@ -222,7 +222,7 @@ class FitnessFinding(Struct, frozen=True, gc=False):
 
     device: DeviceKey
     fault: ActFault | None = None
-    """The reason for which an act on it would fail; None if it could be bound."""
+    """Why an act on it would fail; None if it could be bound."""
     reason: str = ""
     """The same as a sentence; empty if it could be bound."""
 
@@ -231,11 +231,11 @@ class FitnessFinding(Struct, frozen=True, gc=False):
 
 
 class PreparedDevice(Struct, frozen=True, gc=False):
-    """One device of the answer to a prepare (dra v1 `Device`). A repeated one gets the same, in the same order:
-    kubelets before July 2026 append what they are given (kubernetes issue 140471)."""
+    """One device of the answer to a prepare (dra v1 `Device`). A repeated prepare gets the same devices in the same
+    order: kubelets before July 2026 append them (kubernetes issue 140471)."""
 
     requests: tuple[str, ...]
-    """Base names: a subrequest is not known to kubelet."""
+    """The base names of the requests: kubelet does not know subrequests."""
     pool: str
     device: str
     cdi_ids: tuple[str, ...]
@@ -249,7 +249,7 @@ class Prepared(Struct, frozen=True, gc=False):
 
 
 class Unprepared(Struct, frozen=True, gc=False):
-    """Nothing of the claim is left that its next owner could meet."""
+    """Nothing is left of the claim that could affect the next owner of its devices."""
 
 
 class DraHealth(StrEnum):

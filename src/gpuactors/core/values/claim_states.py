@@ -1,6 +1,6 @@
 """The states of a claim on this node, and every transition between them (ADR 0009).
 
-A transition says what is requested next, and nothing here does it. A pair of state and event without a row is a bug:
+A transition names what is requested next; nothing here does it. A pair of state and event without a row is a bug:
 `follow` raises `NoTransitionError`.
 """
 
@@ -21,7 +21,7 @@ class ClaimState(StrEnum):
     WAITING = "Waiting"
     """Another claim or pod has one of its devices."""
     RESERVED = "Reserved"
-    """Its devices are its own from now on; that is being written to disk."""
+    """It owns its devices from now on; that is being written to disk."""
     BINDING = "Binding"
     """Its devices are being bound to a vfio driver."""
     WRITING = "Writing"
@@ -31,8 +31,7 @@ class ClaimState(StrEnum):
     PREPARED = "Prepared"
     """Its containers may run."""
     VERIFYING = "Verifying"
-    """It was prepared, and a prepare came again: whether its devices are still on vfio, and its files there, is being
-    looked at."""
+    """It was prepared, and a prepare came again: its devices and files are being checked."""
     DRIFTED = "Drifted"
     """It was prepared, and one of its devices is not where its files say: these are removed, as a number in them may be
     another tenant's by now. It keeps its devices. Its files are written again when these are back on vfio, or when a
@@ -41,8 +40,8 @@ class ClaimState(StrEnum):
     """NVIDIA's DRA driver has prepared it, and its pod may run. It owns its devices; gpuactors has done nothing for
     it."""
     STOPPED = "Stopped"
-    """An act failed, or the checkpoint was lost. The devices stay as they are and its own, until a prepare or an
-    unprepare comes."""
+    """An act failed, or the checkpoint was lost. It keeps its devices as they are, until a prepare or an unprepare
+    comes."""
     RELEASING = "Releasing"
     """Its files are being removed, and its devices returned to their original drivers."""
     CLEARING = "Clearing"
@@ -61,7 +60,7 @@ class ClaimTrigger(StrEnum):
     FETCHED = "fetched"
     """The API server has the claim by this UID, allocated to this node."""
     REFUSED = "refused"
-    """It has not; or it asks for what this node cannot give."""
+    """The API server does not have it, or this node cannot satisfy it."""
     FREE = "free"
     """No other claim, pod or process has any of its devices."""
     IN_PLACE = "in place"
@@ -74,15 +73,15 @@ class ClaimTrigger(StrEnum):
     DONE = "done"
     """Every act that was requested has been done."""
     FAILED = "failed"
-    """One of them failed."""
+    """A requested act failed."""
     DELAYED = "delayed"
-    """One of them could not be done yet: a process still has the device open, or an earlier act has not ended."""
+    """A requested act could not be done yet: a process still has the device open, or an earlier act has not ended."""
     ABANDONED = "abandoned"
     """No call waits for it any more."""
     RETRY = "retry"
     """An act that failed is due again."""
     FORGOTTEN = "forgotten"
-    """Its tombstone has stood long enough."""
+    """Its tombstone has expired."""
     RESTORED = "restored"
     """It was read from disk at the daemon's start."""
 
@@ -92,20 +91,19 @@ class Request(StrEnum):
 
     NOTHING = "nothing"
     FETCH = "fetch"
-    """A read of the claim from the API server."""
+    """Read the claim from the API server."""
     CHECKPOINT = "checkpoint"
-    """That the new state is on disk."""
+    """Write the new state to disk."""
     BIND = "bind"
-    """Each device on a vfio driver, with its companions."""
+    """Bind each device, with its companions, to a vfio driver."""
     WRITE = "write"
-    """The CDI and metadata files."""
+    """Write the CDI and metadata files."""
     UNDO = "undo"
-    """The files removed, and each device returned that may be."""
+    """Remove the files, and return each device that may be returned."""
     FORGET = "forget"
-    """The new state is on disk without this claim."""
+    """Write the state to disk without this claim."""
     CLEAR = "clear"
-    """The files removed, of a claim that has nothing else. Needs no intent: it concerns this claim's UID only, and may
-    be repeated."""
+    """Remove the files only. Needs no intent on disk: it concerns this claim's UID only, and may be repeated."""
 
 
 Transition = tuple[ClaimState, Request]
@@ -114,7 +112,7 @@ _S, _E, _R = ClaimState, ClaimTrigger, Request
 
 TRANSITIONS: Final[Mapping[tuple[ClaimState, ClaimTrigger], Transition]] = {
     (_S.ABSENT, _E.PREPARE): (_S.FETCHING, _R.FETCH),
-    # It was never seen, or is of another boot, or our state is lost: no device is touched.
+    # It was never seen, or is of another boot, or the state is lost: no device is touched.
     (_S.ABSENT, _E.UNPREPARE): (_S.CLEARING, _R.CLEAR),
     (_S.FETCHING, _E.PREPARE): (_S.FETCHING, _R.NOTHING),
     (_S.FETCHING, _E.FETCHED): (_S.WAITING, _R.NOTHING),
@@ -134,7 +132,7 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, ClaimTrigger], Transition]] = {
     (_S.BINDING, _E.PREPARE): (_S.BINDING, _R.NOTHING),
     (_S.BINDING, _E.DONE): (_S.WRITING, _R.WRITE),
     (_S.BINDING, _E.FAILED): (_S.STOPPED, _R.NOTHING),
-    # Kubelet repeats a prepare that was refused only after 60 to 90 s: what will pass is waited for in the call.
+    # Kubelet repeats a refused prepare only after 60 to 90 s: the call waits for a conflict that will pass.
     (_S.BINDING, _E.DELAYED): (_S.BINDING, _R.NOTHING),
     (_S.BINDING, _E.RETRY): (_S.BINDING, _R.BIND),
     (_S.BINDING, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
@@ -162,7 +160,7 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, ClaimTrigger], Transition]] = {
     (_S.VERIFYING, _E.FAILED): (_S.PREPARED, _R.NOTHING),
     (_S.VERIFYING, _E.RETRY): (_S.VERIFYING, _R.WRITE),
     (_S.VERIFYING, _E.IN_PLACE): (_S.PREPARED, _R.NOTHING),
-    # A device is not where the files say, and nobody else has it: it is bound again, after the intent to.
+    # A device is not where the files say, and has no other owner: it is bound again, once that intent is on disk.
     (_S.VERIFYING, _E.FREE): (_S.RESERVED, _R.CHECKPOINT),
     (_S.VERIFYING, _E.REFUSED): (_S.PREPARED, _R.NOTHING),
     (_S.VERIFYING, _E.ABANDONED): (_S.PREPARED, _R.NOTHING),
@@ -184,7 +182,7 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, ClaimTrigger], Transition]] = {
     (_S.STOPPED, _E.FETCHED): (_S.BINDING, _R.BIND),
     (_S.STOPPED, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
     (_S.STOPPED, _E.DRIFT): (_S.DRIFTED, _R.CLEAR),
-    # A prepare that comes now waits for the release, and is then read anew.
+    # A prepare that comes now waits for the release; then the claim is read again.
     (_S.RELEASING, _E.PREPARE): (_S.RELEASING, _R.NOTHING),
     (_S.RELEASING, _E.UNPREPARE): (_S.RELEASING, _R.NOTHING),
     # Also after it has failed, and after a restart.
@@ -192,7 +190,7 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, ClaimTrigger], Transition]] = {
     (_S.RELEASING, _E.DONE): (_S.TOMBSTONE, _R.FORGET),
     (_S.RELEASING, _E.FAILED): (_S.RELEASING, _R.NOTHING),
     (_S.RELEASING, _E.RESTORED): (_S.RELEASING, _R.NOTHING),
-    # A prepare that comes now waits for it, and is then read anew.
+    # A prepare that comes now waits for the removal; then the claim is read again.
     (_S.CLEARING, _E.PREPARE): (_S.CLEARING, _R.NOTHING),
     (_S.CLEARING, _E.UNPREPARE): (_S.CLEARING, _R.NOTHING),
     (_S.CLEARING, _E.DONE): (_S.TOMBSTONE, _R.NOTHING),
@@ -218,7 +216,7 @@ OWNING: Final = frozenset(
         _S.RELEASING,
     }
 )
-"""The states in which a claim has its devices: no other claim or pod may get them. These are on disk."""
+"""The states in which a claim owns its devices: no other claim or pod may get them. These are on disk."""
 
 
 REMOVING: Final = frozenset({_S.RELEASING, _S.CLEARING, _S.DRIFTED})
@@ -226,18 +224,18 @@ REMOVING: Final = frozenset({_S.RELEASING, _S.CLEARING, _S.DRIFTED})
 
 
 ENDED: Final = frozenset({_S.CLEARING, _S.TOMBSTONE})
-"""The states of a claim that was unprepared, and has nothing here any more but perhaps files."""
+"""The states of a claim that was unprepared, and has at most files left."""
 
 
 class NoTransitionError(AssertionError):
     """The table has no row for this state and event: a bug."""
 
     uid: str = ""
-    """The claim's; empty where it is not known."""
+    """The claim's UID; empty if unknown."""
 
 
 def follow(state: ClaimState, event: ClaimTrigger) -> Transition:
-    """The next state, and what is requested with it. Raises `NoTransitionError`."""
+    """Return the next state and its request. Raises `NoTransitionError`."""
     if (transition := TRANSITIONS.get((state, event))) is None:
         raise NoTransitionError(f"a claim that is {state} has no transition on {event!s}")
     return transition

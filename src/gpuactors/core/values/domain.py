@@ -1,4 +1,4 @@
-"""The vocabulary of compute domains: what the API server, the driver and the operator say of them, as frozen values.
+"""The values of compute domains, as the API server, the driver and the operator state them.
 
 A compute domain is a group of nodes whose GPUs share memory by IMEX. A workload's claim has a *channel* of it, and the
 claim of NVIDIA's daemon pod the *daemon* device; by default a node has one of each. Nothing is decided here.
@@ -16,17 +16,17 @@ DomainUid = NewType("DomainUid", str)
 """The UID of a ComputeDomain object; a UUID (`values/names.py`, `is_domain_id`) before any path is made of it."""
 
 LABEL: Final = "resource.nvidia.com/computeDomain"
-"""The label of our Node whose value is the UID of the domain that the node takes part in. NVIDIA's controller starts
-the domain's daemon where it is."""
+"""The label of the Node whose value is the UID of the domain that the node takes part in. NVIDIA's controller starts
+the domain's daemon on nodes with the label."""
 
 DRIVER: Final = "compute-domain.nvidia.com"
 """The DRA driver's usual name."""
 
 NAMESPACES: Final = ("dra-driver-nvidia-gpu", "nvidia-dra-driver-gpu")
-"""Where NVIDIA's documents install its driver: today, and before."""
+"""The namespaces into which NVIDIA's documents install its driver: today, and before."""
 
 CHANNELS_MAX: Final = 2048
-"""Channels that NVIDIA's driver makes by default (NVreg_ImexChannelCount)."""
+"""The number of channels that NVIDIA's driver makes by default (NVreg_ImexChannelCount)."""
 
 _DEVICE: Final = re.compile(r"(channel|daemon)-(0|[1-9][0-9]{0,3})")
 
@@ -36,9 +36,10 @@ class DomainMode(StrEnum):
 
     OFF = "off"
     ON = "on"
-    """A pod for each domain on each of its nodes, which NVIDIA's controller starts by the label."""
+    """NVIDIA's controller: it starts a pod for each domain on each of its nodes, by the label."""
     HOST_MANAGED = "host-managed"
-    """The operator, on the host: no label, no daemon device; the host's IMEX control tool says whether it is ready."""
+    """The operator, on the host: no label and no daemon device; the host's IMEX control tool shows whether it is
+    ready."""
 
 
 class DeviceKind(StrEnum):
@@ -59,9 +60,9 @@ class DomainDevice(Struct, frozen=True, gc=False):
 
 
 def device_of(name: str) -> DomainDevice | None:
-    """The device by its name in the ResourceSlice; None if it is no name of one."""
-    found = _DEVICE.fullmatch(name)
-    return DomainDevice(DeviceKind(found[1]), int(found[2])) if found is not None else None
+    """Return the device by its name in the ResourceSlice; None if it is no such name."""
+    match = _DEVICE.fullmatch(name)
+    return DomainDevice(DeviceKind(match[1]), int(match[2])) if match is not None else None
 
 
 class DomainSettings(Struct, frozen=True, gc=False):
@@ -69,31 +70,31 @@ class DomainSettings(Struct, frozen=True, gc=False):
 
     mode: DomainMode
     node: str
-    """Our node's name."""
+    """The name of this node."""
     namespaces: tuple[str, ...]
-    """Where the driver's own objects may be: the claims of its daemons, and the ComputeDomainCliques. A domain's are
-    where its daemon has its claim."""
+    """The namespaces in which the driver's own objects may be: the claims of its daemons, and the
+    ComputeDomainCliques. A domain's clique is in the namespace of its daemon's claim."""
     driver: str = DRIVER
     """The name of the DRA driver."""
     channels: int = 1
-    """How many channels are offered, from `channel-0` on."""
+    """The number of offered channels, from `channel-0` on."""
     directory: str = ""
-    """The directory of the domains' directories, as the host has it: each is mounted into its daemon as /imexd."""
+    """The directory of the domains' directories, as a path of the host: each is mounted into its daemon as /imexd."""
     side_by_side: bool = False
-    """See `ClaimSettings.side_by_side`."""
+    """The same as `ClaimSettings.side_by_side`."""
 
 
 class AllocationMode(StrEnum):
     """The channels that the container of a channel claim gets."""
 
     SINGLE = "Single"
-    """The allocated one."""
+    """The allocated channel."""
     ALL = "All"
     """Every channel of the node."""
 
 
 class DomainConfig(Struct, frozen=True, gc=False):
-    """The purpose of a claim."""
+    """The configuration of a claim: the domain, and its device in it."""
 
     kind: DeviceKind
     domain: DomainUid
@@ -109,7 +110,7 @@ class ComputeDomain(Struct, frozen=True, gc=False):
     ready_nodes: frozenset[str] = frozenset()
     """The names in `status.nodes[]` whose `status` is Ready."""
     is_deleted: bool = False
-    """It has a deletionTimestamp: NVIDIA's controller takes everything of it away, the node's label included."""
+    """True if it has a deletionTimestamp: NVIDIA's controller removes everything of it, also the node's label."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -123,61 +124,61 @@ class Clique(Struct, frozen=True, gc=False):
 
 
 def clique_name(uid: DomainUid, clique_id: str) -> str:
-    """The name of the ComputeDomainClique object, in the driver's namespace."""
+    """Return the name of the ComputeDomainClique object, in the driver's namespace."""
     return f"{uid}.{clique_id}"
 
 
 class NodeLabel(Struct, frozen=True, gc=False):
-    """LABEL as our Node has it."""
+    """LABEL as the Node has it."""
 
     value: str | None
-    """None: the Node has no such label."""
+    """The label's value; None if the Node has no such label."""
 
 
 class LabelChange(StrEnum):
     """The effect of a patch of the label."""
 
     ADD = "add"
-    """JSON patch `test null`, `add`: it must be absent."""
+    """Add it, which must be absent: the JSON patch `test null`, `add`."""
     REMOVE = "remove"
-    """JSON patch `test <value>`, `remove`: it must have the value."""
+    """Remove it, which must have the value: the JSON patch `test <value>`, `remove`."""
 
 
 class LabelPatch(Struct, frozen=True, gc=False):
-    """A change of the label that is to be made."""
+    """A wanted change of the label."""
 
     change: LabelChange
     value: DomainUid
-    """The value to add, or the one that must be there to be removed."""
+    """The value to add, or to remove."""
 
 
 class ImexFacts(Struct, frozen=True, gc=False):
-    """The host's driver's state of IMEX."""
+    """The state of IMEX, by the host's driver."""
 
     absent: str = ""
-    """Why this node has no IMEX, as a sentence; empty if it has. The other fields are valid only if it is empty."""
+    """Why this node has no IMEX, as a sentence; empty if it has. The other fields are valid only if this is empty."""
     channel_major: int | None = None
     """The major number of `nvidia-caps-imex-channels` in /proc/devices; a channel's minor is its number."""
     caps_major: int | None = None
     """The major number of `nvidia-caps` in /proc/devices."""
     mgmt_minor: int | None = None
-    """DeviceFileMinor of the capability `fabric-imex-mgmt`; None where the driver has none."""
+    """DeviceFileMinor of the capability `fabric-imex-mgmt`; None if the driver has no such capability."""
     clique_id: str = ""
-    """`<cluster UUID>.<clique>` of the node's NVLink fabric; empty on a node without fabric, or unless it is known."""
+    """`<cluster UUID>.<clique>` of the node's NVLink fabric; empty if the node has no fabric, or it is unknown."""
     clique_source: str = ""
     """The source of the clique, in words."""
     clique_is_past: bool = False
-    """Its source does not say it any more: it did in this boot, or a claim's file has it."""
+    """True if the clique is from an earlier read of its source in this boot, or from a claim's file."""
     unknown: str = ""
-    """Why the clique is not known, as a sentence with what to do; empty if it is. Unknown is not empty: a container
-    without the node of its channel would fail far from the cause."""
+    """Why the clique is unknown, as a sentence with the remedy; empty if it is known. Unknown differs from no clique: a
+    container without the node of its channel would fail far from the cause."""
     channels: int = CHANNELS_MAX
-    """How many channels NVIDIA's driver has (NVreg_ImexChannelCount)."""
+    """The number of channels of NVIDIA's driver (NVreg_ImexChannelCount)."""
     management: str = ""
     """The CDI id of the device that gives a domain's daemon the host's nvidia-imex, the driver's libraries and all
-    GPUs for management; empty: its image brings them."""
+    GPUs for management; empty if the daemon's image has them."""
     unmanaged: str = ""
-    """Why there is no such device, as a sentence with what to do; empty if there is one, or none is to be."""
+    """Why there is no such device, as a sentence with the remedy; empty if there is one, or none is needed."""
     host_problem: str = ""
     """In mode host-managed: why the host's IMEX daemon is not ready, as a sentence; empty if it is."""
 
@@ -190,12 +191,13 @@ class ClaimedDomain(Struct, frozen=True, gc=False):
     namespace: str
     devices: tuple[DomainDevice, ...]
     imex: ImexFacts | None
-    """Of this boot: the checkpoint of another one is treated as empty. None: not read yet; the checkpoint was lost."""
+    """The state of IMEX in this boot: the checkpoint of another boot is treated as empty. None while it has not been
+    read, after the checkpoint was lost."""
     every: bool = False
-    """Its container gets the node of every channel that the host's driver has (`allocationMode: All`)."""
+    """True if its container gets the node of every channel that the host's driver has (`allocationMode: All`)."""
 
     @property
     def cdi_ids(self) -> tuple[str, ...]:
-        """The CDI ids, of somebody else's CDI file, that its container gets beside its own."""
+        """The CDI ids of another program's CDI file that its container gets beside its own."""
         is_daemon = self.devices[0].kind is DeviceKind.DAEMON
         return (self.imex.management,) if is_daemon and self.imex is not None and self.imex.management else ()

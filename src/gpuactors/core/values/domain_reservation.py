@@ -21,7 +21,7 @@ from gpuactors.core.values.domain import (
 def claimed_domain(
     claim: Claim, config: DomainConfig, domain: ComputeDomain, imex: ImexFacts, settings: DomainSettings
 ) -> ClaimedDomain:
-    """Reserve for the claim."""
+    """Return the claim's domain and devices, to be reserved."""
     devices = devices_wanted(claim, config, settings)
     every = config.kind is DeviceKind.CHANNEL and config.mode is AllocationMode.ALL
     own = imex_of_claim(imex, config.kind)
@@ -29,15 +29,15 @@ def claimed_domain(
 
 
 def imex_of_claim(imex: ImexFacts, kind: DeviceKind) -> ImexFacts:
-    """The facts that the files and the answer of a claim of this kind say."""
-    of_daemon = imex.management if kind is DeviceKind.DAEMON else ""
-    said = replace(imex, clique_source="", clique_is_past=False, unknown="")
-    return replace(said, host_problem="", management=of_daemon, unmanaged="")
+    """Reduce the facts to those that the files and the answer of a claim of this kind depend on."""
+    management = imex.management if kind is DeviceKind.DAEMON else ""
+    reduced = replace(imex, clique_source="", clique_is_past=False, unknown="")
+    return replace(reduced, host_problem="", management=management, unmanaged="")
 
 
 def devices_wanted(claim: Claim, config: DomainConfig, settings: DomainSettings) -> tuple[DomainDevice, ...]:
-    """The devices that a claim is to have for itself: those allocated, or every channel that is offered. Its container
-    gets the node of every other channel as well, which nobody can be allocated."""
+    """Return the devices that a claim is to have for itself: the allocated ones, or every offered channel. With
+    `allocationMode: All` its container also gets the nodes of the channels that are not offered."""
     if config.kind is DeviceKind.CHANNEL and config.mode is AllocationMode.ALL:
         return tuple(DomainDevice(DeviceKind.CHANNEL, number) for number in range(settings.channels))
     named = (device_of(result.device) for result in claim.results or ())

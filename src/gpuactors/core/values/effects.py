@@ -1,8 +1,7 @@
-"""Things to do once, as values. Imperative.
+"""The effects of a step, which must happen exactly once: answering a call, and writing a log line.
 
 An output that lasts (device lists, orders to plugins, outstanding inspections) is not an effect: `snapshot.project`
-derives it from the state, and it is put into latest-value cells, which keep only the newest value. Effects are the two
-things that must happen exactly once: answering a call, and writing a log line."""
+derives it from the state, and it is put into latest-value cells, which keep only the newest value."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class Grant(Struct, frozen=True, gc=False):
 
     envs: tuple[tuple[str, str], ...]
     nodes: tuple[str, ...]
-    """Device nodes, host path = container path, permissions mrw."""
+    """The device nodes, by the same path on the host and in the container, with permissions mrw."""
 
 
 class Granted(Struct, frozen=True, gc=False):
@@ -39,7 +38,7 @@ class Granted(Struct, frozen=True, gc=False):
 
     containers: tuple[Grant, ...]
     lists: tuple[ResourceName, ...] = ()
-    """The resources of which other devices have another health because of this grant, as they share a group with it.
+    """The resources whose other devices change their health by this grant, as they share a group with its devices.
     Kubelet must have handled these lists before it admits the next pod, so the answer waits for them."""
 
 
@@ -50,7 +49,7 @@ class Preferred(Struct, frozen=True, gc=False):
 
 
 class Ready(Struct, frozen=True, gc=False):
-    """PreStartContainer may go on."""
+    """PreStartContainer's answer: the container may start."""
 
 
 class Refused(Struct, frozen=True, gc=False):
@@ -61,18 +60,18 @@ class Refused(Struct, frozen=True, gc=False):
     causes: tuple[Cause, ...]
     """The causes, each once, sorted. For the log and the metrics."""
     owners: tuple[Allocation, ...] = ()
-    """The owners of the devices in the way, as far as the call is refused for that."""
+    """The owners of the requested devices, if the call is refused because of them."""
 
 
 class Elsewhere(Struct, frozen=True, gc=False):
-    """A call about a claim that this daemon has handed over: its successor has the answer (ADR 0015)."""
+    """The call is about a claim that this daemon has handed over: its successor answers (ADR 0015)."""
 
 
 Answer = Granted | Preferred | Ready | Prepared | Unprepared | Refused | Elsewhere
 
 
 class Reply(Struct, frozen=True, gc=False):
-    """Answer the call `token`. If no caller waits any more it is dropped."""
+    """The answer to the call `token`; dropped if no caller waits any more."""
 
     token: Token
     answer: Answer

@@ -1,4 +1,4 @@
-"""The inputs of an IOMMU group's assessment: one value per group, which is all that `assessment/assess.py` knows."""
+"""The inputs of an IOMMU group's assessment: one value per group, the only argument of `assessment/assess.py`."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ key."""
 
 
 class UnownedUse(Struct, frozen=True, gc=False):
-    """The other inputs for a group that is in use by somebody to whom kubelet has not given it."""
+    """The further inputs for a group that is in use and that kubelet has given to no pod."""
 
     left: Pod | None
     """The pod that had a function of it and has left kubelet's ledger; it may still hold it."""
     is_settled: bool
-    """The one observation that shows whose use it is has been made: if a pod has left, a poll since then; else a read
-    of kubelet's ledger since the use began."""
+    """True if the observation that shows whose use it is has been made: a poll since a pod left the ledger; without
+    such a pod, a read of the ledger since the use began."""
     problem: str | None
     """Why kubelet's ledger cannot be read, as a sentence."""
     listed: tuple[tuple[DeviceKey, Health], ...]
-    """The last advertised health of its devices, where it is not settled."""
+    """The last advertised health of its devices; empty if it is settled."""
 
 
 class GroupInputs(Struct, frozen=True, gc=False):
-    """All that the assessment of a group's devices follows from."""
+    """The inputs of the assessment of a group's devices."""
 
     group: GroupKey
     devices: tuple[Device, ...] = ()
-    """Sorted by key; each has all functions of the group."""
+    """The devices, sorted by key; each has all functions of the group."""
     owners: Owned = ()
     use: Observed | None = None
-    """As last polled."""
+    """The use as last polled; None if it was not polled."""
     unowned: UnownedUse | None = None
-    """None unless the group is in use. Its assessment goes without where kubelet has given a function to somebody."""
+    """The further inputs if it is in use; None if it is not, or kubelet has given a device of it to a pod or claim."""
     short: Short = ()

@@ -1,4 +1,4 @@
-"""The last results of pure functions of frozen values: what is derived of the state is made anew only when it differs.
+"""The last results of pure functions of frozen values: values derived from the state are made again only if it differs.
 
 The inputs are compared as a whole, by value. A mapping equals another one in any order, so a result must not depend on
 the order of a mapping among its inputs, unless that is sorted.
@@ -18,31 +18,31 @@ _Input = TypeVar("_Input", contravariant=True)
 _Value = TypeVar("_Value", covariant=True)
 
 _KEPT: Final = 2
-"""Results of one function, or of each of its inputs: a step reads what follows from the state before it and from the
-one after."""
+"""The number of results kept for one function, or for each of its inputs: a step reads the values derived from the
+state before it and from the state after it."""
 
 _forgetting: Final[list[Callable[[], None]]] = []
 
 
 def forget() -> None:
-    """Forget all results. A test does that which replaces a function that they were made by."""
+    """Forget all results, for a test that replaces a function that made them."""
     for forgets in _forgetting:
         forgets()
 
 
 def memoized(function: Callable[Inputs, Value]) -> Callable[Inputs, Value]:
     """Return the last results of `function` again for equal arguments, which are passed by position."""
-    kept: list[tuple[tuple[object, ...], Value]] = []
-    _forgetting.append(kept.clear)
+    results: list[tuple[tuple[object, ...], Value]] = []
+    _forgetting.append(results.clear)
 
     @wraps(function)
     def remembered(*inputs: Inputs.args, **named: Inputs.kwargs) -> Value:
-        for known, value in kept:
-            if known == inputs:
+        for last_inputs, value in results:
+            if last_inputs == inputs:
                 return value
         value = function(*inputs, **named)
-        kept.insert(0, (inputs, value))
-        del kept[_KEPT:]
+        results.insert(0, (inputs, value))
+        del results[_KEPT:]
         return value
 
     return remembered
@@ -55,8 +55,8 @@ class OfEach(Protocol[_Input, _Value]):
 
 
 def memoized_each(function: Callable[[_Input], _Value]) -> OfEach[_Input, _Value]:
-    """Apply `function` to each input of a mapping. Of one that equals the last input with its key, return the result of
-    that again."""
+    """Apply `function` to each input of a mapping. For an input that equals the last one with its key, return the last
+    result."""
     kept: deque[dict[Any, tuple[_Input, _Value]]] = deque(maxlen=_KEPT)
     _forgetting.append(kept.clear)
 

@@ -16,10 +16,10 @@ from gpuactors.core.values.model import ResourceName
 from gpuactors.core.values.names import is_subdomain
 
 RESOURCE_NAME_MAX_CHARS: Final = 63
-"""The part after the slash: a Kubernetes label value."""
+"""The maximum length of the part after the slash: a Kubernetes label value."""
 
 DOMAINS: Final[Mapping[str, str]] = {"10de": "nvidia.com", "1002": "amd.com", "8086": "intel.com"}
-"""Domain of the resource by PCI vendor; any other vendor's is `pci-<vendor>`."""
+"""The domain of the resource by PCI vendor; any other vendor's is `pci-<vendor>`."""
 
 ENV_PREFIX: Final = "PCI_RESOURCE_"
 """KubeVirt's prefix for the addresses of PCI devices of one resource (pkg/virt-launcher, hostdevice/pci)."""
@@ -28,7 +28,7 @@ _ID = re.compile(r"[0-9a-f]{4}")
 _QUALIFIED = rf"(?=.{{1,{RESOURCE_NAME_MAX_CHARS}}}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
 _KUBERNETES: Final = "kubernetes.io"
 _QUOTA: Final = "requests."
-"""How a resource begins in a ResourceQuota."""
+"""The prefix of a resource in a ResourceQuota."""
 
 # Go's \s, which is ASCII and leaves out the vertical tab.
 _SPACES = re.compile(r"[\t\n\f\r ]+")
@@ -37,7 +37,7 @@ _DROPPED = re.compile(r"[^A-Z0-9_]+")
 
 @lru_cache(maxsize=4096)
 def resource_name(vendor: str, device: str, model: str | None) -> ResourceName:
-    """The extended resource that a GPU belongs to: `nvidia.com/GH100_H100_SXM5_80GB`.
+    """Return the extended resource that a GPU belongs to: `nvidia.com/GH100_H100_SXM5_80GB`.
 
     `vendor` and `device` are four hex digits as sysfs spells them, `model` is the device's name in pci.ids, if it has
     one. Always a name that kubelet accepts. Ids whose names come out the same are **one** resource on purpose: pci.ids
@@ -73,7 +73,7 @@ def parse_own_name(text: str) -> tuple[tuple[str, str], ResourceName]:
 
 
 def env_name(resource: str) -> str:
-    """The variable that carries the PCI addresses: `PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB`.
+    """Return the variable for the PCI addresses: `PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB`.
 
     KubeVirt computes it from the resource name of the virtual machine's specification, so the rule is exactly its own
     (pkg/util, ResourceNameToEnvVar): upper case, `/` and `.` become `_`, and `-` stays.
@@ -82,7 +82,7 @@ def env_name(resource: str) -> str:
 
 
 def _product(model: str) -> str:
-    """The name of a model as NVIDIA's plugin makes it, then repaired; empty if nothing of it is left."""
+    """Return the name of a model as NVIDIA's plugin makes it, then repaired; empty if nothing of it is left."""
     name = "".join(map(_upper, model.strip())).replace("/", "_").replace(".", "_")
     name = _DROPPED.sub("", _SPACES.sub("_", name))
     # Kubelet wants a letter or digit at both ends (k8s.io/apimachinery util/validation, IsQualifiedName); of
@@ -97,6 +97,6 @@ def _upper(character: str) -> str:
 
 
 def _hex_digits(text: str) -> str:
-    # An id that could not be read names nothing; the result is still a valid name, so that the core does not fail.
+    # Also for an id that could not be read the result is a valid name, so that the core does not fail.
     digits = re.sub(r"[^0-9a-f]", "", text.lower())
     return digits[:4] or "unknown"

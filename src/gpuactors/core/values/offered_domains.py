@@ -1,7 +1,6 @@
-"""The devices offered to claims of compute domains, as the state carries them: data only. `domains/offer.py` derives
-it.
+"""The devices offered to claims of compute domains. `domains/offer.py` derives them.
 
-A file of its own: the state carries this data, and must not import what derives it.
+A file of its own: the state has this data, and must not import the module that derives it.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from gpuactors.core.values.slices import Offer
 
 
 class OfferedDomains(Struct, frozen=True, gc=False):
-    """The devices offered, preceded by what they are derived from."""
+    """The offered devices, preceded by the inputs that they are derived from."""
 
     absent: str | None = None
-    """See `ImexFacts.absent`; None while the host has not said whether it has IMEX, and nothing is offered."""
+    """The same as `ImexFacts.absent`; None before IMEX was read, while nothing is offered."""
     claimed: tuple[ClaimedDomain, ...] = ()
 
     offer: Offer | None = None
     health: tuple[DeviceHealth, ...] = ()
-    """Of each device that is offered: the health that kubelet shows in the status of the pod that has it."""
+    """The health of each offered device, as kubelet shows it in the status of the pod that has the device."""
 
 
 NOTHING_OFFERED: Final = OfferedDomains()

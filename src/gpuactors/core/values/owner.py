@@ -16,7 +16,7 @@ Named = tuple[ResourceName, DeviceId]
 """A device as kubelet's ledger names it."""
 
 NO_RESOURCE: Final = ResourceName("")
-"""Of a claim, and of a device that no list has."""
+"""The resource of a claim, and of a device that no list has."""
 
 _NVIDIAS: Final = r"(?:MIG-)?(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:::[0-9]+|/[0-9]+/[0-9]+)?"
 
@@ -24,63 +24,64 @@ _MIG_DEVICE: Final = r"MIG-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:::[0-9]
 
 
 def gpu_uuid(device: DeviceId | str) -> str | None:
-    """The UUID in an ID of NVIDIA's device plugin for containers: `GPU-…`, of a shared GPU `GPU-…::2`, of a part of one
-    by the older naming `MIG-GPU-…/1/0`. None for any other ID: the newer `MIG-…` does not say of which GPU it is."""
+    """Return the UUID in an ID of NVIDIA's device plugin for containers: `GPU-…`, for a shared GPU `GPU-…::2`, for a
+    part of one by the older naming `MIG-GPU-…/1/0`. None for any other ID: the newer `MIG-…` does not name its GPU."""
     match = re.fullmatch(_NVIDIAS, device)
     return match[1] if match is not None else None
 
 
 def is_mig_device(device: DeviceId | str) -> bool:
-    """An ID of NVIDIA's device plugin for a part of a GPU, `MIG-` and the UUID of the part, also of a shared one."""
+    """Return whether it is an ID of NVIDIA's device plugin for a part of a GPU: `MIG-` and the UUID of the part, also
+    of a shared one."""
     return re.fullmatch(_MIG_DEVICE, device) is not None
 
 
 class OwnClaims(Struct, frozen=True, gc=False):
-    """The claims of GPUs that are known here, whatever kubelet or a file says of them."""
+    """The claims of GPUs that are known here."""
 
     driver: str = ""
-    """Of GPUs; empty: none is on."""
+    """The name of the DRA driver of GPUs; empty if it is off."""
     uids: frozenset[str] = frozenset()
-    """Of those that have their devices, or have ended."""
+    """The UIDs of the claims that own their devices, or have ended."""
     names: frozenset[str] = frozenset()
-    """Of the same: namespace and name."""
+    """The namespace and name of each of these claims."""
     unplaced: tuple[ClaimedDevice, ...] = ()
-    """The devices of those that were taken over from NVIDIA's driver and of which nobody says where they are."""
+    """The devices of claims that were taken over from NVIDIA's driver whose PCI address is unknown."""
 
     def knows(self, claimed: ClaimedDevice) -> bool:
-        """Whether kubelet lists one of them: by its UID, or by its name where kubelet's list has none."""
+        """Return whether a listed device belongs to one of these claims: by its UID, or by its name if it has none."""
         if claimed.driver != self.driver:
             return False
         return claimed.uid in self.uids if claimed.uid else claimed.claim in self.names
 
 
 class Allocation(Struct, frozen=True, gc=False):
-    """One entry of kubelet's ledger that names a device: allocated to a pod as a resource's device, or by a DRA claim,
-    which the claim's CDI file may say as well."""
+    """The allocation of a device to a pod, as a resource's device, or to a DRA claim: by an entry of kubelet's ledger,
+    an answer of this daemon, or the claim's CDI file."""
 
     resource: ResourceName | None
-    """None for a DRA claim."""
+    """The resource; None for a DRA claim."""
     device: str
     """The ID, or the name of the claim."""
     to: Pod | ClaimedDevice | None
-    """None: allocated by our answer, and not in kubelet's ledger yet."""
+    """The pod or claim; None if an answer allocated it that is not in kubelet's ledger yet."""
     doubt: str = ""
-    """Why it may as well be another device that is meant, as a sentence; empty if it is this one."""
+    """Why the ID may mean another device, as a sentence; empty if it is certain."""
 
     @property
     def is_by_hosts_driver(self) -> bool:
-        """A container has it by NVIDIA's device plugin, so by its host's driver."""
+        """True if a container has it by NVIDIA's device plugin, and so by its host's driver."""
         is_nvidias = gpu_uuid(self.device) is not None or is_mig_device(self.device)
         return self.resource is not None and is_nvidias
 
     @property
     def cause(self) -> Cause:
-        """Of the device that is listed by that ID."""
+        """The cause of the device that is listed by that ID."""
         return Cause.ALLOCATED if self.to is not None else Cause.JUST_ALLOCATED
 
     @property
     def message(self) -> str:
-        """`allocated to pod default/vm-1`."""
+        """The allocation as a part of a sentence: `allocated to pod default/vm-1`."""
         return f"may be {self._message}: {self.doubt}" if self.doubt else self._message
 
     @property
@@ -96,12 +97,12 @@ class Allocation(Struct, frozen=True, gc=False):
 
     @property
     def pod(self) -> Pod | None:
-        """The pod that has it, also by a claim; None: not known, or not yet."""
+        """The pod that has it, also by a claim; None if it is unknown."""
         return self.to.pod if isinstance(self.to, ClaimedDevice) else self.to
 
     @property
     def owner(self) -> str:
-        """The name of the pod that has it: `default/vm-1`; of a claim whose pod is not known, the claim's."""
+        """The name of the pod that has it: `default/vm-1`; the claim's if its pod is unknown."""
         if (pod := self.pod) is not None:
             return str(pod) if pod.name else f"the pod {pod}"
         if isinstance(self.to, ClaimedDevice):
@@ -111,13 +112,13 @@ class Allocation(Struct, frozen=True, gc=False):
 
 class Owner(Struct, frozen=True, gc=False):
     """The pods and claims that kubelet has given a device to. Its ledger may name a device more than once, as every
-    plugin and driver on the node has a list of its own; the entries are sorted, as the order of kubelet's pods has no
-    meaning."""
+    plugin and driver on the node has its own list."""
 
     entries: tuple[Allocation, ...]
+    """The allocations, sorted, as the order of kubelet's pods has no meaning."""
 
     def cause(self, resource: ResourceName) -> Cause:
-        """The cause in a list of that resource: kubelet counts it in `allocated` there, or elsewhere."""
+        """Return the cause in a list of that resource: kubelet counts the device in `allocated` there, or elsewhere."""
         causes = {e.cause for e in self.entries if e.resource == resource}
         if not causes:
             return Cause.CLAIMED_ELSEWHERE
@@ -125,12 +126,12 @@ class Owner(Struct, frozen=True, gc=False):
 
     @property
     def name(self) -> str:
-        """Whose it is: `default/vm-1`."""
+        """The names of the owners: `default/vm-1`."""
         return ", ".join(first_of([*dict.fromkeys(entry.owner for entry in self.entries)]))
 
     def message(self, resource: ResourceName) -> str:
-        """The sentence for a list of `resource`: its own entries first, then the others with their resource. Empty: all
-        with their resource."""
+        """Return the sentence for a list of `resource`: its own entries first, then the others with their resource. If
+        it is empty, all are with their resource."""
         own = [e for e in self.entries if e.resource == resource]
         others = [e for e in self.entries if e.resource != resource]
         parts = [e.message + (f" as {quoted_id(e.device)}" if len(own) > 1 else "") for e in own]
@@ -138,9 +139,9 @@ class Owner(Struct, frozen=True, gc=False):
         return "; also ".join(first_of(parts))
 
 
-def owner_of(given: Iterable[Allocation]) -> Owner:
-    """The owner of a device with these entries, of which there is one at least."""
-    return Owner(tuple(sorted(given, key=_order)))
+def owner_of(entries: Iterable[Allocation]) -> Owner:
+    """Return the owner of a device with these entries, at least one."""
+    return Owner(tuple(sorted(entries, key=_order)))
 
 
 def _order(entry: Allocation) -> tuple[str, str]:

@@ -1,13 +1,12 @@
-"""Whether a GPU is pre-bound: is on a vfio driver, and no claim of gpuactors has put it there, so that it stays on it.
+"""Whether a GPU is pre-bound: it is on a vfio driver that no claim of gpuactors has bound it to, so it stays there.
 
-A binding that gpuactors did not make is somebody's decision: a GPU that a boot script, an administrator or another
-program has bound is pre-bound, also when a claim has had it before. Decided per PCI address: of four identical GPUs two
-may be pre-bound, so ids cannot decide. A mistake in one direction costs a GPU that the host's driver does not get back;
-in the other one it pulls a GPU to the host's driver under its users (NVIDIA issues 1089, 1090, 1099). So in doubt a GPU
-is pre-bound.
+gpuactors keeps a binding that it did not make: a GPU that a boot script, an administrator or another program has bound
+is pre-bound, also when a claim has had it before. Decided per PCI address: of four identical GPUs two may be pre-bound,
+so ids cannot decide. If a GPU is wrongly pre-bound, its host's driver does not get it back; if it is wrongly not, it is
+taken from its users (NVIDIA issues 1089, 1090, 1099). So in doubt a GPU is pre-bound.
 
-The kernel command line (`vfio-pci.ids=`) only adds its word to the sentence of a GPU that was found on vfio: without it
-such a GPU is pre-bound as well (bound by a boot script, or our checkpoint is lost).
+The kernel command line (`vfio-pci.ids=`) is only mentioned in the sentence of a GPU that was found on vfio: without it
+such a GPU is pre-bound as well (bound by a boot script, or the checkpoint is lost).
 """
 
 from __future__ import annotations
@@ -25,58 +24,58 @@ from gpuactors.core.values.inventory import ids_of
 from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.core.values.quote import quoted_id
 
-# --- the drivers that functions are found on --------------------------------------------------------------------------
+# --- the original drivers ---------------------------------------------------------------------------------------------
 
 
 def noted(
-    known: OriginalDrivers,
+    drivers: OriginalDrivers,
     functions: Iterable[PciFunction],
     acted: Collection[PciAddress] = (),
 ) -> OriginalDrivers:
-    """`known` with the drivers that an inspection of `functions` adds; the same object if it adds none. `acted` are the
-    addresses that gpuactors may have bound to their present driver: theirs do not change.
+    """Record the drivers on which an inspection saw `functions`. Returns the same object if nothing changes. The
+    drivers of `acted` addresses, which gpuactors may have bound, do not change.
 
-    A driver that somebody else has bound replaces the known one. A function without a driver is between two drivers, so
-    the known one stays.
+    A driver that another program has bound replaces the recorded one. A function without a driver is between two
+    drivers, so the recorded one stays.
     """
-    found: dict[PciAddress, OriginalDriver] = {}
+    changed: dict[PciAddress, OriginalDriver] = {}
     for function in functions:
         address = function.address
         seen = found_on(function)
-        before = known.get(address)
+        earlier = drivers.get(address)
         by_others = address not in acted and seen.driver is not None
-        if before is None or is_another(before, function) or (by_others and seen != before):
-            found[address] = seen
-        elif (not before.presence and seen.presence) or (not before.ids and seen.ids):
-            # An older daemon has not noted them.
-            found[address] = replace(before, presence=seen.presence, ids=before.ids or seen.ids)
-    return {**known, **found} if found else known
+        if earlier is None or is_another(earlier, function) or (by_others and seen != earlier):
+            changed[address] = seen
+        elif (not earlier.presence and seen.presence) or (not earlier.ids and seen.ids):
+            # An older daemon has not recorded them.
+            changed[address] = replace(earlier, presence=seen.presence, ids=earlier.ids or seen.ids)
+    return {**drivers, **changed} if changed else drivers
 
 
 def found_on(function: PciFunction) -> OriginalDriver:
-    """What an inspection found the function on."""
+    """Return the driver on which an inspection saw the function."""
     return OriginalDriver(
         function.address, function.driver, function.vfio_bound, function.presence, ids=ids_of(function)
     )
 
 
-def is_another(noted: OriginalDriver | BoundFunction, now: PciFunction) -> bool:
-    """The function was unplugged since, and one was plugged in at its address. False where that is not known."""
-    return bool(noted.presence and now.presence) and noted.presence != now.presence
+def is_another(earlier: OriginalDriver | BoundFunction, now: PciFunction) -> bool:
+    """Return whether the function was unplugged since, and one was plugged in at its address. False if unknown."""
+    return bool(earlier.presence and now.presence) and earlier.presence != now.presence
 
 
 # --- the decision -----------------------------------------------------------------------------------------------------
 
 
 class Rule(StrEnum):
-    """The rule that decided."""
+    """The rule that decided whether a function is pre-bound."""
 
     OPERATOR = "operator"
-    """`--prebound` names the address, or says `all`."""
+    """`--prebound` names the address, or is `all`."""
     ORIGINAL_DRIVER = "first-driver"
-    """The driver found on it before any act of gpuactors."""
+    """The driver of the function before any act of gpuactors decided."""
     UNKNOWN = "unknown"
-    """Its original driver is not known, so nothing is done to it."""
+    """Its original driver is unknown, so it stays where it is."""
 
 
 class PreBound(Struct, frozen=True, gc=False):
@@ -99,29 +98,29 @@ class OperatorsList(Struct, frozen=True, gc=False):
 
 def decide(
     address: PciAddress,
-    first: OriginalDriver | None,
+    original: OriginalDriver | None,
     *,
     operator: OperatorsList,
     hints: Iterable[KernelId] = (),
     function: PciFunction | None = None,
 ) -> PreBound:
-    """Whether the function is pre-bound. `hints` are those of the kernel command line; `function` is what is known of
-    it now, for its ids."""
+    """Decide whether the function is pre-bound. `hints` are the ids of the kernel command line, which are compared with
+    those of `function`."""
     if address in operator:
         named = "all" if operator.everything else address
         return PreBound(True, Rule.OPERATOR, f"--prebound {named} says so")
-    if first is None:
+    if original is None:
         return PreBound(True, Rule.UNKNOWN, "its original driver is unknown, so it stays on its present one")
-    if first.vfio:
+    if original.vfio:
         hint = next((h for h in hints if function is not None and h.matches(function)), None)
         named = f"; the kernel command line names {hint} as well" if hint is not None else ""
         return PreBound(
             True,
             Rule.ORIGINAL_DRIVER,
-            f"it was found on {quoted_id(first.driver or '')}, and no claim of gpuactors had put it there{named}",
+            f"it was found on {quoted_id(original.driver or '')}, and no claim of gpuactors had put it there{named}",
         )
-    had = f"on {quoted_id(first.driver)}" if first.driver is not None else "without a driver"
-    return PreBound(False, Rule.ORIGINAL_DRIVER, f"it was found {had}")
+    place = f"on {quoted_id(original.driver)}" if original.driver is not None else "without a driver"
+    return PreBound(False, Rule.ORIGINAL_DRIVER, f"it was found {place}")
 
 
 # --- the kernel command line ------------------------------------------------------------------------------------------
@@ -130,16 +129,16 @@ _ANY: Final = 0xFFFF_FFFF
 """PCI_ANY_ID."""
 
 _PARAMETERS: Final = ("vfio_pci.ids",)
-"""With `-` for `_` as well, which the kernel does not distinguish (kernel/params.c, parameq)."""
+"""The kernel's parameters, also written with `-` for `_` (kernel/params.c, parameq)."""
 
 _WORD: Final = re.compile(r'(?:[^\s"]|"[^"]*"?)+')
-"""Blanks within quotes belong to the word (lib/cmdline.c, next_arg)."""
+"""A word of the command line; blanks within quotes belong to it (lib/cmdline.c, next_arg)."""
 
 _FIELD: Final = re.compile(r"(?:0x)?[0-9a-f]{1,8}", re.IGNORECASE)
 
 
 class KernelId(Struct, frozen=True, gc=False):
-    """One of `vfio-pci.ids=`: `vendor:device[:subvendor[:subdevice[:class[:mask]]]]`, hexadecimal
+    """One id of `vfio-pci.ids=`: `vendor:device[:subvendor[:subdevice[:class[:mask]]]]`, hexadecimal
     (drivers/vfio/pci/vfio_pci.c, vfio_pci_fill_ids)."""
 
     vendor: int
@@ -153,8 +152,8 @@ class KernelId(Struct, frozen=True, gc=False):
         return f"{self.vendor:04x}:{self.device:04x}"
 
     def matches(self, function: PciFunction) -> bool:
-        """Vendor, device and class match; the subsystem is not known here, and this is a hint only. False if the
-        function's ids could not be read."""
+        """Return whether vendor, device and class match; the subsystem is unknown here, and this is only a hint. False
+        if the function's ids could not be read."""
         try:
             vendor, device = int(function.vendor, 16), int(function.device, 16)
             code = int(function.class_code, 16) if self.mask else 0
@@ -168,10 +167,13 @@ class KernelId(Struct, frozen=True, gc=False):
 
 
 def kernel_ids(command_line: str) -> tuple[KernelId, ...]:
-    """Every id that the kernel command line gives to vfio-pci, in order. An entry that the kernel would not take is
-    left out, as are the words after `--`, which are init's."""
+    """Return every id that the kernel command line gives to vfio-pci, in order. An entry that the kernel would refuse
+    is left out, as are the words after `--`, which are for init."""
     return tuple(
-        found for value in _values(command_line) for entry in value.split(",") if (found := _kernel_id(entry))
+        kernel_id
+        for value in _values(command_line)
+        for entry in value.split(",")
+        if (kernel_id := _kernel_id(entry))
     )
 
 

@@ -12,16 +12,16 @@ from typing import Final
 from gpuactors.limits import QUOTED_ITEMS_MAX, QUOTED_NAME_CHARS_MAX
 
 QUOTED_ID_CHARS_MAX: Final = 64
-"""Characters of a device's ID, a driver's or a process's name in a sentence: three times a PCI address."""
+"""The maximum length of a device's ID, or a driver's or process's name, in a sentence: three times a PCI address."""
 
 QUOTED_TEXT_CHARS_MAX: Final = 1000
-"""Characters of another program's error text in a sentence; half of what gRPC carries of one
-(GRPC_STATUS_TEXT_MAX_CHARS in `grpc_trio/limits.py`)."""
+"""The maximum length of another program's error text in a sentence: half of GRPC_STATUS_TEXT_MAX_CHARS
+(`grpc_trio/limits.py`)."""
 
 
 def printable(text: str) -> str:
-    """`text` with every character that is not printable (Unicode categories Other and Separator, but for the space)
-    as Python would escape it: controls, direction marks, line separators, surrogates."""
+    """Escape every character of `text` that is not printable (Unicode categories Other and Separator, except the space)
+    as Python does: controls, direction marks, line separators, surrogates."""
     if text.isprintable():
         return text
     return "".join(
@@ -30,7 +30,7 @@ def printable(text: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    """JSON, in which every character that `printable` would escape is escaped as JSON does it; its lines stay."""
+    """Escape in JSON, as JSON does, every character that `printable` would escape, except the line ends."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else _escaped_in_json(c) for c in text)
@@ -42,7 +42,7 @@ def _escaped_in_json(character: str) -> str:
 
 
 def quoted(text: str, chars_max: int = QUOTED_TEXT_CHARS_MAX) -> str:
-    """`text` as a part of a sentence: printable, at most `chars_max` characters; if it is cut, with its full length."""
+    """Quote `text` in a sentence: printable, at most `chars_max` characters; if it is cut, with its full length."""
     if len(text) <= chars_max and text.isprintable():
         return text
     shown = printable(text[: chars_max + 1])
@@ -52,23 +52,23 @@ def quoted(text: str, chars_max: int = QUOTED_TEXT_CHARS_MAX) -> str:
 
 
 def quoted_id(device: str) -> str:
-    """A device's ID, or the name of a driver or process."""
+    """Quote a device's ID, or the name of a driver or process."""
     return quoted(device, QUOTED_ID_CHARS_MAX)
 
 
 def quoted_name(name: str) -> str:
-    """A name that Kubernetes should have checked: a pod's, a claim's, a resource's."""
+    """Quote a name that Kubernetes should have checked: a pod's, a claim's, a resource's."""
     return quoted(name, QUOTED_NAME_CHARS_MAX)
 
 
 def first_of(items: Sequence[str]) -> tuple[str, ...]:
-    """The items; if there are more than QUOTED_ITEMS_MAX, that many of them and the number of the others."""
+    """Return the items; if there are more than QUOTED_ITEMS_MAX, that many of them and the number of the others."""
     if len(items) <= QUOTED_ITEMS_MAX:
         return tuple(items)
     return (*items[:QUOTED_ITEMS_MAX], f"and {len(items) - QUOTED_ITEMS_MAX:,} more")
 
 
 def quoted_ids(devices: Sequence[str]) -> tuple[str, ...]:
-    """Device IDs for a field of the log or, joined, for a sentence."""
+    """Quote device IDs for a field of the log or, joined, for a sentence."""
     shown = first_of(devices)
     return tuple(map(quoted_id, shown))

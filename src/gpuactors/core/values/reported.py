@@ -1,4 +1,4 @@
-"""The words in which claims and compute domains are reported, and the host's state of IMEX. The commands know them, and
+"""The words in which claims, compute domains and IMEX are reported. A file of its own: the commands import it, and
 nothing else that reports."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 OFFERED: Final = "offered"
 CLAIMED: Final = "claimed"
-"""The offer of a device to claims: it is in a slice; a claim has it, or had it until its driver is seen."""
+"""The offer of a device: it is in a slice; or a claim has it, or had it and its driver has not been seen since."""
 
 
 class Readiness(StrEnum):
@@ -19,7 +19,7 @@ class Readiness(StrEnum):
     READY = "Ready"
     NOT_READY = "NotReady"
     UNREAD = "Unread"
-    """It has not been read since the label was added: what was read before is no fact of this daemon."""
+    """It has not been read since the label was added: an earlier read is not about this daemon."""
 
 
 class DomainStatus(StrEnum):
@@ -31,37 +31,38 @@ class DomainStatus(StrEnum):
     UNREAD = "Unread"
     """Label and daemon are there. Readiness was not read since, as no claim waits for it."""
     UNUSED = "Unused"
-    """No claim here is for a channel of it."""
+    """No claim here has a channel of it."""
 
 
 class LabelStatus(StrEnum):
-    """The node's label as far as known."""
+    """The last known state of the node's label."""
 
     UNREAD = "Unread"
     """It has not been read since this daemon serves."""
     UNSURE = "Unsure"
-    """A patch has failed, or met another label: it is read again."""
+    """A patch failed, or found another label: it is read again."""
     ABSENT = "Absent"
     ADDING = "Adding"
     SET = "Set"
-    """It names the domain of a claim that is here, or was; or whose it is is not known before every claim is read."""
+    """It names the domain of a present or former claim here; or its owner is unknown until all claims have been
+    read."""
     REMOVING = "Removing"
     FOREIGN = "Foreign"
-    """No claim here has set it, and it is not touched."""
+    """No claim here has set it: it is left alone."""
 
 
 class ImexReport(Struct, frozen=True, gc=False):
-    """The host's state of IMEX."""
+    """The state of IMEX on the host."""
 
     known: bool
-    """It has said something."""
+    """True if it has been read."""
     present: bool
-    """The node has IMEX: its devices are offered."""
+    """True if the node has IMEX: its devices are offered."""
     clique_id: str
     """`<cluster UUID>.<clique>`; empty on a node without fabric."""
     reason: str
-    """Why no container gets the node of a channel, as a sentence; empty if it does."""
+    """Why no container gets the node of a channel, as a sentence; empty if containers do."""
     host_problem: str
     """In mode host-managed: why the host's IMEX daemon is not ready, as a sentence; empty if it is."""
     problem: str
-    """Why it could not be read the last time, as a sentence; empty if it could."""
+    """Why the last read failed, as a sentence; empty if it did not."""

@@ -1,7 +1,7 @@
-"""Selectors: which PCI functions are offered, written as an operator writes them (`vendor=10de,class=03`).
+"""Selectors, which choose the offered PCI functions, as an operator writes them (`vendor=10de,class=03`).
 
-A function is chosen if it meets one selector at least, and none of those that begin with `!`: these exclude functions
-that others choose, whatever the order of the selectors.
+A function is chosen if it meets at least one selector, and no selector with `!`: these exclude functions that others
+choose, whatever the order of the selectors.
 
 Must not read a host: a selector is compared with facts that an adaptor has read.
 """
@@ -16,7 +16,7 @@ from msgspec import Struct
 EXCLUDE_MARK: Final = "!"
 
 SELECTOR_KEYS: Final = ("vendor", "device", "class", "address")
-"""The keys of a selector, in the order in which they are written out."""
+"""The keys of a selector, in the order of its text."""
 
 _ID = re.compile(r"[0-9a-f]{4}")
 _CLASS = re.compile(r"(?P<digits>(?:[0-9a-f]{2}){0,3})(?P<any>x*)")
@@ -24,7 +24,7 @@ _ADDRESS = r"(?:(?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<slot>[01][0
 
 
 class Selector(Struct, frozen=True, gc=False):
-    """The properties of a PCI function that is chosen, or left out: every part that is not None has to agree.
+    """The properties of the PCI functions that are chosen, or excluded: every part that is not None must match.
 
     `vendor` and `device` are four lower-case hex digits, `class_prefix` the first 2, 4 or 6 hex digits of the
     class code (base class, sub-class, programming interface: PCI Code and ID Assignment Specification),
@@ -36,10 +36,10 @@ class Selector(Struct, frozen=True, gc=False):
     class_prefix: str | None = None
     address: str | None = None
     exclude: bool = False
-    """A function that meets it is left out, whatever else chooses it."""
+    """True if a function that meets it is excluded, whatever else chooses it."""
 
     def __str__(self) -> str:
-        """The selector as it would be written on the command line; `parse_selector` reads it back."""
+        """Return the selector as on the command line; `parse_selector` reads it."""
         values = (self.vendor, self.device, self.class_prefix, self.address)
         parts = [f"{key}={value}" for key, value in zip(SELECTOR_KEYS, values, strict=True) if value]
         return (EXCLUDE_MARK if self.exclude else "") + ",".join(parts)
@@ -54,7 +54,7 @@ def parse_selector(text: str) -> Selector:
     leave out its domain (`23:00.0` is `0000:23:00.0`). Raises ValueError with a sentence that names the key
     and the remedy.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     exclude = text.lstrip().startswith(EXCLUDE_MARK)
     for part in text.lstrip().removeprefix(EXCLUDE_MARK).split(","):
         key, equals, value = part.partition("=")
@@ -73,22 +73,22 @@ def parse_selector(text: str) -> Selector:
             raise ValueError(
                 f"selector {text!r}: unknown key {key!r}; the keys are {', '.join(SELECTOR_KEYS)}"
             )
-        if key in found:
+        if key in values:
             raise ValueError(
                 f"selector {text!r}: {key} is given twice; give a second selector for a second {key}"
             )
-        found[key] = value
+        values[key] = value
     return Selector(
-        vendor=_id(text, "vendor", found["vendor"]) if "vendor" in found else None,
-        device=_id(text, "device", found["device"]) if "device" in found else None,
-        class_prefix=_class_prefix(text, found["class"]) if "class" in found else None,
-        address=_address(text, found["address"]) if "address" in found else None,
+        vendor=_id(text, "vendor", values["vendor"]) if "vendor" in values else None,
+        device=_id(text, "device", values["device"]) if "device" in values else None,
+        class_prefix=_class_prefix(text, values["class"]) if "class" in values else None,
+        address=_address(text, values["address"]) if "address" in values else None,
         exclude=exclude,
     )
 
 
 def matches(selector: Selector, *, vendor: str, device: str, class_code: str, address: str) -> bool:
-    """Whether a PCI function meets the selector; the facts may be spelt as in sysfs (`0x10de`, `0x030200`)."""
+    """Return whether a PCI function meets the selector; the facts may be spelt as in sysfs (`0x10de`, `0x030200`)."""
     return (
         (selector.vendor is None or selector.vendor == _bare(vendor))
         and (selector.device is None or selector.device == _bare(device))
@@ -134,7 +134,8 @@ def _address(text: str, value: str) -> str:
 
 
 def full_address(text: str) -> str | None:
-    """The PCI address that a person writes, as sysfs spells it: `23:00.0` is `0000:23:00.0`. None: it is none."""
+    """Return a PCI address, as a person writes it, as sysfs spells it: `23:00.0` is `0000:23:00.0`. None if it is no
+    PCI address."""
     match = re.fullmatch(_ADDRESS, text.strip().lower())
     if match is None:
         return None

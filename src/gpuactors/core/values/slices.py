@@ -1,6 +1,6 @@
 """The values of ResourceSlices: how the devices of this node are offered to the scheduler (`resource.k8s.io/v1`).
 
-`claims/pool.py` decides which devices are offered, and how; `claims/slice_writes.py` what is to be written.
+`claims/pool.py` decides which devices are offered, and how; `claims/slice_writes.py` decides the writes.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Final
 from msgspec import Struct, field
 
 SLICE_STRING_MAX_BYTES: Final = 64
-"""A string attribute of a device (DeviceAttributeMaxValueLength)."""
+"""The maximum size of a string attribute of a device (DeviceAttributeMaxValueLength)."""
 
 STANDARD: Final = "resource.kubernetes.io/"
 """The prefix of the attributes that Kubernetes defines (k8s.io/dynamic-resource-allocation/deviceattribute)."""
 
 SLICE_ATTRIBUTES_MAX: Final = 32
-"""Attributes and capacities of one device (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
+"""The maximum number of attributes and capacities of one device (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
 
 
 class ServerKeepsTaints(StrEnum):
-    """Whether the API server stores the taints of a device. It drops them without a word where its gate
-    DRADeviceTaints is off (1.34 and 1.35 by default), so it is asked by a dry run."""
+    """Whether the API server stores the taints of a device. It drops them silently if its gate DRADeviceTaints is off
+    (1.34 and 1.35 by default), so a dry run determines it."""
 
     UNKNOWN = "unknown"
     YES = "yes"
@@ -36,11 +36,11 @@ class BlockKind(StrEnum):
     UNHEALTHY = "unhealthy"
     """No virtual machine could open it."""
     HELD = "held"
-    """A pod or a process has it, and not by a claim of gpuactors."""
+    """A pod has it without a claim of gpuactors, or a process has it."""
 
 
 class BlockReason(Struct, frozen=True, gc=False):
-    """A device must not be given to a claim now."""
+    """Why a device must not be given to a claim now."""
 
     kind: BlockKind
     cause: str
@@ -48,29 +48,29 @@ class BlockReason(Struct, frozen=True, gc=False):
 
 
 class OfferedDevice(Struct, frozen=True, gc=False):
-    """One device as the node offers it."""
+    """One device as the node offers it to claims."""
 
     name: str
-    """A DNS label, unique in the pool. Devices are offered in the order of their names."""
+    """The name: a DNS label, unique in the pool. Devices are offered in the order of their names."""
     attributes: Mapping[str, Attribute]
-    """At most SLICE_ATTRIBUTES_MAX, scalars only: lists need a gate. One that is not known is absent."""
+    """The known attributes, at most SLICE_ATTRIBUTES_MAX with the capacities. Scalars only: lists need a gate."""
     capacity: Mapping[str, str] = field(default_factory=dict)
-    """Quantities, as the server writes them; they count with the attributes."""
+    """The quantities, as the server writes them."""
     invalid: str = ""
     """Why no slice can have it, as a sentence; empty if one can."""
     blocked: BlockReason | None = None
-    """Why it must not be given away now."""
+    """Why it must not be allocated now; None if it may be."""
     claimed: bool = False
-    """A live claim has it: it stays in the slice, whatever else."""
+    """True if a live claim has it: it stays in the slice in any case."""
 
 
 class Offer(Struct, frozen=True, gc=False):
-    """All that one driver offers on this node."""
+    """The devices that one driver offers on this node."""
 
     driver: str
     node: str
     devices: tuple[OfferedDevice, ...]
-    """In any order."""
+    """The devices, in any order."""
 
 
 # --- as the API server has them ---------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class Attribute(Struct, frozen=True, gc=False):
 
 
 def quantity(size_bytes: int) -> str:
-    """Bytes as Kubernetes writes them: `128Gi` (k8s.io/apimachinery, resource.Quantity of BinarySI)."""
+    """Write bytes as Kubernetes does: `128Gi` (k8s.io/apimachinery, resource.Quantity of BinarySI)."""
     for suffix in ("", "Ki", "Mi", "Gi", "Ti", "Pi"):
         if size_bytes % 1024 or not size_bytes:
             return f"{size_bytes}{suffix}"
@@ -94,20 +94,20 @@ def quantity(size_bytes: int) -> str:
 
 
 def attribute(value: str | int | bool) -> Attribute:
-    """`value` with its type; a string as far as the server takes it."""
+    """Return `value` with its type; a string is cut to SLICE_STRING_MAX_BYTES."""
     match value:
         case bool():
             return Attribute("bool", value)
         case int():
             return Attribute("int", value)
         case str():
-            # The server counts bytes; a character that would be cut in half is left out.
+            # The server counts bytes; a character that would be cut in two is left out.
             short = value.encode()[:SLICE_STRING_MAX_BYTES].decode(errors="ignore")
             return Attribute("string", short)
 
 
 NO_SCHEDULE = "NoSchedule"
-"""The only effect of our taints: NoExecute would evict the virtual machine that has the device."""
+"""The only effect of gpuactors' taints: NoExecute would evict the virtual machine that has the device."""
 
 
 class Taint(Struct, frozen=True, gc=False, eq=False):
@@ -117,8 +117,8 @@ class Taint(Struct, frozen=True, gc=False, eq=False):
     value: str = ""
     effect: str = NO_SCHEDULE
     time_added: str | None = None
-    """Set by the server where we leave it out, anew at each write; so it is taken over from what is stored, and
-    does not count when slices are compared."""
+    """When the taint was added. The server sets it again at each write that lacks it, so it is copied from the stored
+    slice and ignored in comparisons."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Taint) and self._compared() == other._compared()
@@ -137,7 +137,7 @@ class SliceDevice(Struct, frozen=True, gc=False):
     attributes: Mapping[str, Attribute]
     taints: tuple[Taint, ...] = ()
     capacity: Mapping[str, str] = field(default_factory=dict)
-    """Quantities."""
+    """The same as `OfferedDevice.capacity`."""
 
 
 class SliceSpec(Struct, frozen=True, gc=False):
@@ -149,9 +149,9 @@ class SliceSpec(Struct, frozen=True, gc=False):
     generation: int
     slice_count: int
     devices: tuple[SliceDevice, ...]
-    """In the order of the scheduler's preference: it takes the first that fits."""
+    """The devices in the order of preference: the scheduler takes the first that fits."""
     foreign: tuple[str, ...] = ()
-    """Of a stored one: what it has that we never write, by its path (`devices[0].allowMultipleAllocations`)."""
+    """The paths of a stored slice that gpuactors never writes (`devices[0].allowMultipleAllocations`)."""
 
 
 class StoredSlice(Struct, frozen=True, gc=False):
@@ -160,26 +160,26 @@ class StoredSlice(Struct, frozen=True, gc=False):
     name: str
     uid: str
     version: str
-    """Its resourceVersion: compared for equality only."""
+    """The slice's resourceVersion: compared for equality only."""
     owner: str | None
-    """The UID of the Node that is its controller."""
+    """The UID of the Node that is its controller; None without one."""
     spec: SliceSpec
 
 
 class Publication(Struct, frozen=True, gc=False):
-    """The publisher's facts and writes of one driver's slices; for the log, `inspect` and `explain`."""
+    """The publisher's report about one driver's slices, for the log, `inspect` and `explain`."""
 
     driver: str
     keeps_taints: ServerKeepsTaints
     settled: bool
-    """The server has what is offered."""
+    """True if the server has what is offered."""
     generation: int
     slices: int
     tainted: tuple[str, ...] = ()
-    """Names of the devices that are offered with a taint."""
+    """The names of the devices that are offered with a taint."""
     withdrawn: tuple[str, ...] = ()
-    """Names of the devices that are left out as the server keeps no taints."""
+    """The names of the devices that are left out as the server keeps no taints."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """The names of the devices that no slice can have, with the reason."""
+    """Why no slice can have a device, by its name."""
     problem: str = ""
     """Why it is not settled, as a sentence; empty if nothing is wrong."""

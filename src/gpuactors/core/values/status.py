@@ -24,11 +24,12 @@ class Conflict(Struct, frozen=True, gc=False):
 
     why: Reason
     is_final: bool = False
-    """It will not pass by waiting: the claim asks for what this node cannot give."""
+    """True if waiting does not help: this node cannot satisfy the claim."""
     is_owner: bool = False
-    """Somebody has a device; else it is not known yet whether somebody has."""
+    """True if a device has another owner; False if that is unknown yet."""
     outdates: bool = False
-    """What is read of a device meanwhile says nothing of afterwards: a pod that has just got it opens it later."""
+    """True if reads of the device during the conflict must be repeated after it: a pod that has just got a device opens
+    it later."""
 
 
 class DeviceStatus(Struct, frozen=True, gc=False):
@@ -40,15 +41,15 @@ class DeviceStatus(Struct, frozen=True, gc=False):
     owner: Owner | None
     """The owner by kubelet's ledger, whatever the cause."""
     holders: tuple[Holder, ...]
-    """The processes that have its group open; none where that is not read."""
+    """The processes that have its group open; empty if that is not read."""
 
 
 class Holding(Struct, frozen=True, gc=False):
     """The holder of a device, and so of its IOMMU group: a group opens once."""
 
     who: Owner | Pod | tuple[Holder, ...]
-    """The pods and claims that kubelet has given it to, by any ID and API; the pod that has left kubelet's ledger and
-    may still have it open; or the processes that have it open, empty if they are not known."""
+    """The owner by any ID and API; the pod that has left kubelet's ledger and may still have it open; or the processes
+    that have it open, empty if they are unknown."""
     device: DeviceKey
     """The device that the owner has, which may be another one of the group."""
     reason: Reason
@@ -56,20 +57,20 @@ class Holding(Struct, frozen=True, gc=False):
 
     @property
     def is_allocated(self) -> bool:
-        """Kubelet counts the device in `allocated` of its resource."""
+        """True if kubelet counts the device in `allocated` of its resource."""
         return self.reason.cause in (Cause.ALLOCATED, Cause.JUST_ALLOCATED)
 
 
 class Assessment(Struct, frozen=True, gc=False):
-    """All that is decided of a device."""
+    """The decisions about a device."""
 
     holding: Holding | None
-    """The first holder; None: it is free."""
+    """The first holder; None if it is free."""
     blocker: Reason | None
-    """The reason not to allocate it, whatever its owner; None if there is none."""
+    """Why a virtual machine could not open it, whoever has it; None if one could."""
     status: DeviceStatus
 
 
 def causes_of(blockers: Iterable[Reason]) -> tuple[Cause, ...]:
-    """Their causes, each once, sorted."""
+    """Return the causes, each once, sorted."""
     return tuple(sorted({blocker.cause for blocker in blockers}))

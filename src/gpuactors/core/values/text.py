@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 def encodable(text: str) -> str:
-    r"""`text` with bytes that are no UTF-8 as escapes, `\xff`; the same object if there are none."""
+    r"""Escape the bytes of `text` that are no UTF-8, as `\xff`. Returns the same object if there are none."""
     if text.isascii():
         return text
     try:
@@ -19,7 +19,7 @@ def encodable(text: str) -> str:
     except UnicodeEncodeError:
         try:
             return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        except UnicodeEncodeError:  # a surrogate that stands for no byte
+        except UnicodeEncodeError:  # a surrogate without a byte
             return text.encode("utf-8", "backslashreplace").decode()
     return text
 

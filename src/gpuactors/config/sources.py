@@ -28,7 +28,8 @@ from .declaration import (
 from .settings import DECLARATIONS, Config
 
 CONFIG_FILE_MAX_BYTES: Final = 1024 * 1024
-"""A configuration file has a few hundred bytes; a device or a log named by mistake must not be read for ever."""
+"""The most bytes of a configuration file, which has a few hundred; a device or a log named by mistake must not be read
+for ever."""
 
 _SHOWN_BITS_MAX: Final = 128
 """The most bits of a number that an error message writes out."""

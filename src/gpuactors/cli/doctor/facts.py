@@ -86,7 +86,7 @@ class NewerCheckpoint(Struct, frozen=True):
 
 
 class Claims(Struct, frozen=True):
-    """The additional needs of claims, with DRA or compute domains on."""
+    """The directories that claims need, with DRA or compute domains on."""
 
     cdi: Place
     registry: Place

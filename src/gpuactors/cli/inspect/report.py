@@ -90,7 +90,7 @@ def _device_dict(device: DeviceView, inspected: Inspected) -> dict[str, object]:
 _CDEVS: Final = "/dev/vfio/devices/"
 
 _REASON_MIN: Final = 30
-"""A driver's long name must not squeeze the reason into a column of single words."""
+"""The least width of a reason: a driver's long name must not squeeze it into a column of single words."""
 
 _COLUMNS: Final = ("ADDRESS", "ID", "DRIVER", "GROUP", "NUMA", "HEALTH", "REASON")
 
@@ -303,7 +303,7 @@ def explanation(explained: Explained, columns: int = UNFOLDED) -> str:
         ("Seen by", inspected.source),
     ]
     status = f"{claims_report.listing(device)}: {claims_report.reason(device, view)}"
-    return "\n".join([*_title([_title_of(device), status], columns), "", *_columns(facts, columns)])
+    return _page([_title_of(device), status], facts, columns)
 
 
 def claim_explanation(explained: ExplainedClaim, columns: int = UNFOLDED) -> str:
@@ -317,9 +317,7 @@ def claim_explanation(explained: ExplainedClaim, columns: int = UNFOLDED) -> str
         facts = domains_report.claim_explanation(claim, domains, _ago(inspected))
         parts.append((domains_report.claim_titled(claim), facts))
     parts[-1][1].extend(_seen(inspected))
-    return "\n\n".join(
-        "\n".join([*_title(title, columns), "", *_columns(facts, columns)]) for title, facts in parts
-    )
+    return "\n\n".join(_page(title, facts, columns) for title, facts in parts)
 
 
 def claim_explanation_json(explained: ExplainedClaim) -> str:
@@ -342,8 +340,7 @@ def domain_explanation(explained: ExplainedDomain, columns: int = UNFOLDED) -> s
     assert inspected.view.domains is not None
     uid, *facts = domains_report.domain_explanation(domain, inspected.view.domains)
     facts = [uid, *_since(domain.since_s, inspected), *facts, *_seen(inspected)]
-    title = _title(domains_report.domain_title(domain), columns)
-    return "\n".join([*title, "", *_columns(facts, columns)])
+    return _page(domains_report.domain_title(domain), facts, columns)
 
 
 def domain_explanation_json(explained: ExplainedDomain) -> str:
@@ -375,7 +372,7 @@ def pod_explanation(explained: ExplainedPod, columns: int = UNFOLDED) -> str:
     facts += [("Claim", line) for name in pod.claims for line in _claim(name, inspected.view)]
     facts += [*_of_ledger(inspected), *_seen(inspected)]
     title = [f"Pod {pod}", "; ".join(filter(None, (had, left)))]
-    return "\n".join([*_title(title, columns), "", *_columns(facts, columns)])
+    return _page(title, facts, columns)
 
 
 def pod_explanation_json(explained: ExplainedPod) -> str:
@@ -409,7 +406,7 @@ def resource_explanation(explained: ExplainedResource, columns: int = UNFOLDED) 
             facts.append(("Pod", f"{pod}: {', '.join(allocated)}"))
     facts += [*_of_ledger(inspected), *_seen(inspected)]
     title = [explained.name, _totals(explained.resource, len(devices), inspected)]
-    return "\n".join([*_title(title, columns), "", *_columns(facts, columns)])
+    return _page(title, facts, columns)
 
 
 def resource_explanation_json(explained: ExplainedResource) -> str:
@@ -480,8 +477,10 @@ def _ago(inspected: Inspected) -> Callable[[float], str]:
     return lambda age_s: utc(inspected.wall - age_s)
 
 
-def _title(lines: Iterable[str], columns: int) -> list[str]:
-    return [part for line in lines for part in wrapped(line, columns)]
+def _page(title: Iterable[str], facts: Sequence[tuple[str, str | None]], columns: int) -> str:
+    """Return the title, and below it the facts."""
+    head = [part for line in title for part in wrapped(line, columns)]
+    return "\n".join([*head, "", *_columns(facts, columns)])
 
 
 def _columns(facts: Sequence[tuple[str, str | None]], columns: int) -> list[str]:

@@ -39,7 +39,7 @@ def is_screen(out: TextIO, environment: dict[str, str]) -> bool:
 
 @final
 class Terminal:
-    """Owns the terminal between `enter` and `leave`."""
+    """The terminal, which this process has from a `draw` until `leave`."""
 
     def __init__(self, out: TextIO, keys: TextIO | None, *, colour: bool) -> None:
         self._out = out

@@ -24,14 +24,14 @@ Row = tuple[str, ...]
 
 @final
 class Watched:
-    """Owned by the command; the screen reads it."""
+    """The state of a command that watches. The command owns it; the screen reads it."""
 
     def __init__(self) -> None:
         self.running: Running | None = None
         """The daemon that was heard last; None before the first one."""
         self.heard_at = 0.0
         self.gone_since: float | None = None
-        """Since when no daemon is there; None while one is."""
+        """The time since which no daemon is there; None while one is."""
         self.why_gone = ""
         self.last_change: tuple[float, str] | None = None
         """The time of the last change, and its words; None while none is known."""

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
+from gpuactors.core.deviceplugin.calls import UEVENTS_END_S
 from gpuactors.core.events.daemon import ShutdownRequested, Ticked
 from gpuactors.core.events.deviceplugin import (
     AllocateAsked,
@@ -57,6 +58,17 @@ def test_a_call_is_not_answered_from_an_inspection_that_a_uevent_has_outdated(
     assert core.answers(core.inspected(A, gpu(A))) == [], "it may have read before the uevent"
     answer = only(Refused, core.answers(core.inspected(A, gpu(A, 9))))
     assert answer.reason == f"{A}: its IOMMU group changed from 1 to 9; ask again"
+
+
+def test_a_storm_of_uevents_of_its_device_delays_a_call_for_a_bounded_time() -> None:
+    core = Core(gpu(A))
+    core.feed(allocate((A,)))
+    answers: list[object] = []
+    for waited in range(int(UEVENTS_END_S / 0.25)):
+        core.feed(HostChanged(A, None, "change pci"), after_s=0.25)
+        assert answers == [], f"after {waited / 4} s"
+        answers += core.answers(core.inspected(A, gpu(A)))
+    assert [type(answer) for answer in answers] == [Granted]
 
 
 def test_a_uevent_of_another_device_delays_no_call() -> None:

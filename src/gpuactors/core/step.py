@@ -156,7 +156,7 @@ def poll_soon(turn: Turn) -> Turn:
     """Bring the next poll forward where a release is waited for."""
     if turn.state.host.polls.refresh.outstanding is not None:
         return turn
-    waited_for = calls.waits_for_poll(turn.state)
+    waited_for = calls.waits_for_poll(turn.state, turn.at)
     return replace(turn, state=schedule.polled_soon(turn.state, turn.at, waited_for=waited_for))
 
 
@@ -337,7 +337,8 @@ def _rescanned(state: NodeState, *, uevents: str, scan_begun: bool = True) -> No
     wanted = state.host.inspections
     if scan_begun or wanted.whole.outstanding is None:
         wanted = inspections.ask_scan(wanted)
-    wanted = inspections.ask_inspections(wanted, calls.addresses_waited_for(state))
+    waited_for = sorted({function.address for function in calls.functions_waited_for(state)})
+    wanted = inspections.ask_inspections(wanted, waited_for)
     return replace(state, host=replace(state.host, inspections=wanted, uevents=uevents))
 
 

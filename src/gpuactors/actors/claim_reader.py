@@ -5,6 +5,8 @@ Must not decide anything: that there is no such claim is an answer, and that the
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 
 from gpuactors.actors.api_retry import SharedReads
@@ -25,17 +27,12 @@ async def run(
     driver_kind: ClaimsOf,
 ) -> None:
     """Run for ever. `driver_kind`: the DRA driver whose claims they are."""
-
-    reads = SharedReads()
-
-    async def once(_: int, read: ReadWanted) -> Event:
-        return await _read(read, api, driver_kind, reads)
-
+    once = partial(_read, api=api, driver_kind=driver_kind, reads=SharedReads())
     # A claim that is wanted again does not wait for the answer to an earlier read, which may take API_REQUEST_S.
     await each_once(wanted, lambda now: {read.number: read for read in now}, once, inbox)
 
 
-async def _read(read: ReadWanted, api: ClaimApi, driver_kind: ClaimsOf, reads: SharedReads) -> Event:
+async def _read(_: int, read: ReadWanted, api: ClaimApi, driver_kind: ClaimsOf, reads: SharedReads) -> Event:
     try:
         with raises_only(ApiError, "claim_reader"):
             answer = await reads.ask(lambda: api.read(read.claim))

@@ -44,31 +44,13 @@ async def run(
 ) -> None:
     """Run for ever. `driver` is the DRA driver's name, which the files carry; `driver_kind` the driver whose claims
     they are. `binder`: None where no claim binds a device."""
-
-    async def on_files(uid: ClaimUid, act: FilesAct) -> Event:
-        return await _on_files(uid, act, files, driver, driver_kind)
-
+    on_files = partial(_on_files, files=files, driver=driver, driver_kind=driver_kind)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(each_once, acts.files, lambda now: now, on_files, inbox)
         if binder is not None:
-            nursery.start_soon(_run_binder, acts, binder, inbox, driver_kind)
-
-
-async def _run_binder(
-    acts: Acts,
-    binder: DriverBinder,
-    inbox: trio.MemorySendChannel[Event],
-    driver_kind: ClaimsOf,
-) -> None:
-    async def on_device(device: DeviceKey, act: DeviceAct) -> Event:
-        return await _on_device(device, act, binder, driver_kind)
-
-    async def check(_: None, order: FitnessCheck) -> Event:
-        return await _check(order, binder)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(each_once, acts.devices, lambda now: now, on_device, inbox)
-        nursery.start_soon(each_once, acts.fitness_check, only, check, inbox)
+            on_device = partial(_on_device, binder=binder, driver_kind=driver_kind)
+            nursery.start_soon(each_once, acts.devices, lambda now: now, on_device, inbox)
+            nursery.start_soon(each_once, acts.fitness_check, only, partial(_check, binder=binder), inbox)
 
 
 async def _on_device(device: DeviceKey, act: DeviceAct, binder: DriverBinder, driver_kind: ClaimsOf) -> Event:
@@ -81,7 +63,7 @@ async def _on_device(device: DeviceKey, act: DeviceAct, binder: DriverBinder, dr
         return ActFailed(act.number, str(exc), exc.fault, exc.moved, driver_kind=driver_kind)
 
 
-async def _check(check: FitnessCheck, binder: DriverBinder) -> Event:
+async def _check(_: None, check: FitnessCheck, binder: DriverBinder) -> Event:
     try:
         with raises_only(ActError, "claim_worker", partial(ActError, ActFault.REFUSED)):
             findings = await binder.check_fitness(tuple(map(function_address, check.devices)))

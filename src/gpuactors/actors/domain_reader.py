@@ -7,6 +7,7 @@ Must not decide anything: that there is no such domain is an answer, and so is a
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import trio
@@ -36,15 +37,8 @@ async def run(
     unwatched: Callable[[str], None],
 ) -> None:
     """Run for ever. `unwatched` gets the reason each time a ComputeDomain cannot be watched; it must not raise."""
-
-    reads = SharedReads()
-
-    async def read(_: int, order: DomainReadWanted) -> Event:
-        return await _read(order, api, reads)
-
-    async def look(_: None, number: int) -> Event:
-        return await _look(number, imex)
-
+    read = partial(_read, api=api, reads=SharedReads())
+    look = partial(_look, imex=imex)
     async with trio.open_nursery() as nursery:
         changes = Latest(0)
         nursery.start_soon(_watch_all, wanted.subscribe(), api, changes, unwatched)
@@ -55,7 +49,7 @@ async def run(
         nursery.start_soon(each_once, wanted.subscribe(), lambda now: only(now.imex), look, inbox)
 
 
-async def _read(read: DomainReadWanted, api: DomainApi, reads: SharedReads) -> Event:
+async def _read(_: int, read: DomainReadWanted, api: DomainApi, reads: SharedReads) -> Event:
     async def both() -> tuple[ComputeDomain | None, Clique | None]:
         domain = await api.find_domain(read.uid)
         # A domain that is gone may have left its clique.
@@ -70,7 +64,7 @@ async def _read(read: DomainReadWanted, api: DomainApi, reads: SharedReads) -> E
     return DomainRead(read.number, read.uid, domain, clique)
 
 
-async def _look(number: int, imex: ImexReader) -> Event:
+async def _look(_: None, number: int, imex: ImexReader) -> Event:
     try:
         with raises_only(HostError, "domain_reader"):
             facts = await imex.read()

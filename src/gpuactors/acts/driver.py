@@ -577,9 +577,8 @@ class SysfsBinder:
             await self._change(writes, address, self._root.real(DRIVERS_PROBE), lambda now: True)
         elif move.driver is not None:
             path = self._real(PCI_DRIVERS, move.driver, "bind")
-            if not await self._run_blocking(
-                lambda: os.path.exists(path)
-            ):  # a driver may have none (suppress_bind_attrs)
+            # A driver may have none (suppress_bind_attrs).
+            if not await self._run_blocking(lambda: os.path.exists(path)):
                 path = self._root.real(DRIVERS_PROBE)
             await self._change(writes, address, path, lambda now: now.driver == move.driver)
             if move.by_override:

@@ -22,7 +22,7 @@ from msgspec import Struct, field
 
 from gpuactors import VERSION
 from gpuactors.kube import errors
-from gpuactors.kube.config import Access, Credentials
+from gpuactors.kube.config import Credentials, FileAccess
 from gpuactors.kube.tls import tls_context
 
 API_REQUEST_S: Final = 10.0
@@ -160,7 +160,7 @@ class _Kept(Struct, frozen=True):
 class ApiClient:
     """The client of one API server."""
 
-    def __init__(self, access: Access, backend: httpcore.AsyncNetworkBackend | None = None) -> None:
+    def __init__(self, access: FileAccess, backend: httpcore.AsyncNetworkBackend | None = None) -> None:
         """`backend` makes the connections; the simulation brings its own."""
         self.server: Final = str(access.server)
         """The server's address, for sentences."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeVar, final
+from typing import Final, TypeVar, final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -66,16 +66,6 @@ class Credentials:
     key: str | None = None
 
 
-class Access(Protocol):
-    """An API server, and what is needed for a request to it."""
-
-    @property
-    def server(self) -> Server: ...
-
-    async def credentials(self) -> Credentials:
-        """Return the present credentials. Raises `AccessError`."""
-
-
 Source = str | Path
 """A text, or the file that has it."""
 
@@ -83,7 +73,7 @@ Source = str | Path
 @final
 @dataclass(frozen=True, slots=True, repr=False)
 class FileAccess:
-    """Credentials that are in files, or given as text. Implements `Access`."""
+    """An API server, and what is needed for a request to it: in files, or given as text."""
 
     server: Server
     token: Source | None = None
@@ -92,6 +82,7 @@ class FileAccess:
     key: Source | None = None
 
     async def credentials(self) -> Credentials:
+        """Return the present credentials. Raises `AccessError`."""
         sources = (self.token, self.ca, self.certificate, self.key)
         if not any(isinstance(source, Path) for source in sources):
             return self.read()

@@ -249,9 +249,8 @@ class FileJournal:
         self._bounds = bounds or Bounds()
         self._files = JournalFiles(directory, origin, self._bounds, write)
         self._run_blocking = run_blocking or _in_thread
-        self._lock = (
-            threading.Lock()
-        )  # an abandoned thread may still hang in a write when the next one begins
+        # An abandoned thread may still hang in a write when the next one begins.
+        self._lock = threading.Lock()
         self._waiting: deque[Step | Missed] = deque()
         self._missed = 0
         self._dropped_again_at = -math.inf

@@ -64,11 +64,6 @@ GRANT_FILE_S: Final = 10.0
 """From the answer to an Allocate until kubelet is taken to be done with it, if its file does not show the device: the
 file is written when the container has the devices of all resources, and another plugin may be slow. Seen: 4.5 s."""
 
-ADMISSION_S: Final = 1.0
-"""How long an Allocate waits for a device that has just been given to a pod: the same pod asks for it again where an
-init container had it; then no cgroup of that pod appears, as kubelet makes that after the last container. Seen: 0.03 s
-after the Allocate."""
-
 LEDGER_QUIET_S: Final = 30.0
 """How often kubelet's ledger is read while it lists no device of gpuactors: how late it is noticed that a DRA driver,
 or another plugin under its own name, has allocated one of its GPUs. No Allocate waits for that, as each has a read of

@@ -14,6 +14,7 @@ from gpuactors.core.events.daemon import PredecessorGone, Ticked
 from gpuactors.core.events.host import FunctionInspected
 from gpuactors.core.events.kubelet import KubeletAppeared, LedgerRead, LedgerUnreadable
 from gpuactors.core.host.asking import LIST_NAMES_S, LIST_S, LIST_UNSEEN_S, may_list
+from gpuactors.core.ledger.books import ADMISSION_S
 from gpuactors.core.ledger.kubelet_startup import LEDGER_API_AWAY_S
 from gpuactors.core.ledger.ledger import LIST_HELD_S
 from gpuactors.core.reports.snapshot import LedgerWanted, project
@@ -333,7 +334,7 @@ def test_the_next_pod_waits_for_the_cgroup_of_the_one_that_has_just_got_the_devi
     core = with_two_calls()
     core.lives["u1"] = PodLife.STARTING
     core.pass_time(0.0)
-    refused = only(Refused, _answers(core, limits.ADMISSION_S))
+    refused = only(Refused, _answers(core, ADMISSION_S))
     assert refused.causes == (Cause.STILL_ALLOCATED,)
 
 
@@ -342,11 +343,11 @@ def test_the_next_pod_waits_for_a_read_that_could_show_the_cgroup() -> None:
     pod that had just got it was given to the next one."""
     core = with_two_calls()
     core.silent = True
-    core.pass_time(limits.ADMISSION_S - 0.05)
+    core.pass_time(ADMISSION_S - 0.05)
     before_the_cgroup = core.ledger_event(core.read)
     core.lives["u1"] = PodLife.STARTING
     core.silent = False
-    answers = core.answers(before_the_cgroup, after_s=0.2) + _answers(core, limits.ADMISSION_S)
+    answers = core.answers(before_the_cgroup, after_s=0.2) + _answers(core, ADMISSION_S)
     assert only(Refused, answers).causes == (Cause.STILL_ALLOCATED,)
 
 
@@ -367,7 +368,7 @@ def test_a_call_that_has_waited_long_enough_is_answered_though_the_machine_slept
 
 def test_an_init_containers_device_is_given_to_the_next_container() -> None:
     core = with_two_calls()
-    (granted,) = _answers(core, limits.ADMISSION_S)
+    (granted,) = _answers(core, ADMISSION_S)
     assert isinstance(granted, Granted)
     core.lives["u1"], core.names["u1"] = PodLife.RUNNING, "vm-1"
     core.pass_time(60.0)

@@ -8,7 +8,7 @@ import pytest
 
 from gpuactors.core.deviceplugin import calls
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import PciFunction
+from gpuactors.core.values.model import Call, PciFunction
 from tests.histories.claims import CLAIMS
 from tests.histories.events import DRAWN, DRAWN_WITH_CLAIMS
 from tests.histories.move_events import (
@@ -86,9 +86,8 @@ def test_a_container_is_started_with_no_other_cards_node_if_that_can_be_known(na
 def test_a_daemon_that_answers_in_spite_of_a_uevent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """It decides by the first inspection that comes back."""
 
-    def is_unseen(state: NodeState, unit: PciFunction) -> bool:
-        seen = state.host.seen[unit.address].inspection
-        return any(seen <= call.since for call in state.calls.waiting.values())
+    def is_unseen(state: NodeState, call: Call, unit: PciFunction, at: float) -> bool:
+        return state.host.seen[unit.address].inspection <= call.since
 
     monkeypatch.setattr(calls, "_is_unseen", is_unseen)
     _expect_found("and the daemon hears of it")

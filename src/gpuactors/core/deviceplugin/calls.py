@@ -87,7 +87,7 @@ from gpuactors.core.values.status import Holding, Reason, causes_of
 
 ADMISSION_READ_S: Final = 0.1
 """How often kubelet's ledger is read while an Allocate waits for a device that a pod has just been given
-(`limits.ADMISSION_S`)."""
+(`ledger.books.ADMISSION_S`)."""
 
 UEVENTS_END_S: Final = 2.0
 """How long after a call came it waits for the inspection that follows a uevent of its devices: each hint of a storm

@@ -97,7 +97,7 @@ class Declaration(Struct, frozen=True):
             "a default": self.default is not msgspec.NODEFAULT,
             "what its default means": self.default is msgspec.NODEFAULT or self.default_text(),
         }
-        if missing := [part for part, there in parts.items() if not there]:
+        if missing := [part for part, is_present in parts.items() if not is_present]:
             raise TypeError(f"the setting {self.key!r} needs {' and '.join(missing)}")
 
     @property

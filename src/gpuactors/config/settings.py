@@ -83,10 +83,10 @@ def _checked_resource_names(texts: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names in their full form."""
     named = [parse_own_name(text) for text in texts]
     for (vendor, device), resource in named:
-        others = {other for ids, other in named if ids == (vendor, device)} - {resource}
-        if others:
+        other_names = {other for ids, other in named if ids == (vendor, device)} - {resource}
+        if other_names:
             raise ValueError(
-                f"{vendor}:{device} has two names, {resource} and {min(others)}: leave one of them out"
+                f"{vendor}:{device} has two names, {resource} and {min(other_names)}: leave one of them out"
             )
     return tuple(f"{vendor}:{device}={resource}" for (vendor, device), resource in dict.fromkeys(named))
 

@@ -119,9 +119,9 @@ def _resources(
     config: Config, functions: Known[tuple[PciFunction, ...]], daemon: Known[Running] | NoDaemon | None
 ) -> frozenset[ResourceName]:
     """Return the resources whose list to request from kubelet: those of this node's devices, and the daemon's."""
-    ours = {named(function) for function in _selected(config, functions)}
+    selected = {named(function) for function in _selected(config, functions)}
     served = {r.name for r in daemon.view.resources} if isinstance(daemon, Running) else set()
-    return frozenset(ours | {ResourceName(name) for name in served})
+    return frozenset(selected | {ResourceName(name) for name in served})
 
 
 def _selected(config: Config, functions: Known[tuple[PciFunction, ...]]) -> list[PciFunction]:

@@ -44,8 +44,8 @@ def of_daemon(resolved: Resolved, running: Running) -> Judged:
         unchanged, config = _config(reported), _config(reported | overrides)
     except (ConfigError, ValueError):
         return own(resolved)
-    others = sorted(key for key, value in overrides.items() if value != getattr(unchanged, key))
-    but = f", but for {', '.join(others)} of this command" if others else ""
+    differing = sorted(key for key, value in overrides.items() if value != getattr(unchanged, key))
+    but = f", but for {', '.join(differing)} of this command" if differing else ""
     return Judged(config, f"of the running daemon{but}")
 
 

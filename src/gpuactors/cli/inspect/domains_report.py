@@ -66,10 +66,10 @@ def sections(domains: DomainsView | None, columns: int) -> list[list[str]]:
     for domain in domains.domains:
         domain_claims = [claim for claim in claims.claims if claim.domain == domain.uid]
         head += _domain_lines(domain, domain_claims, columns)
-    others = [claim for claim in claims.claims if domains.of(claim) is None]
-    if others:
+    without_domain = [claim for claim in claims.claims if domains.of(claim) is None]
+    if without_domain:
         head.append("  claims without a domain: not read yet, or ended")
-    for claim in others:
+    for claim in without_domain:
         head += claim_lines(claim, columns, indent=4)
     return [head, slices_lines(claims.slices, columns, f"ResourceSlices of driver {claims.driver}")]
 

@@ -360,18 +360,18 @@ def pod_explanation(explained: ExplainedPod, columns: int = UNFOLDED) -> str:
     """Return the GPUs that kubelet has given it, and by which claims; those that it has left behind; claims without a
     GPU."""
     pod, inspected = explained.pod, explained.inspected
-    had = f"has {_gpus(len(pod.devices))} by kubelet's ledger" if pod.devices else ""
+    allocated = f"has {_gpus(len(pod.devices))} by kubelet's ledger" if pod.devices else ""
     if not (pod.devices or pod.left):
-        had = "has no GPU by kubelet's ledger, and " + (
+        allocated = "has no GPU by kubelet's ledger, and " + (
             "a claim" if len(pod.claims) == 1 else f"{len(pod.claims)} claims"
         )
-    left = f"it has left kubelet's ledger and may still hold {_gpus(len(pod.left))}" if pod.left else ""
+    held = f"it has left kubelet's ledger and may still hold {_gpus(len(pod.left))}" if pod.left else ""
     facts: list[tuple[str, str | None]] = [("UID", pod.uid or None)]
     facts += [("GPU", line) for address in pod.devices for line in _gpu(address, inspected.view)]
     facts += [("Held on", line) for address in pod.left for line in _gpu(address, inspected.view)]
     facts += [("Claim", line) for name in pod.claims for line in _claim(name, inspected.view)]
-    facts += [*_of_ledger(inspected), *_seen(inspected)]
-    title = [f"Pod {pod}", "; ".join(filter(None, (had, left)))]
+    facts += [*_ledger_facts(inspected), *_seen(inspected)]
+    title = [f"Pod {pod}", "; ".join(filter(None, (allocated, held)))]
     return _page(title, facts, columns)
 
 
@@ -400,11 +400,11 @@ def resource_explanation(explained: ExplainedResource, columns: int = UNFOLDED) 
         ("GPU", f"{d.address}, {claims_report.listing(d)}: {claims_report.reason(d, inspected.view)}")
         for d in devices
     ]
-    own = {device.address for device in devices}
+    addresses = {device.address for device in devices}
     for pod in inspected.view.pods:
-        if allocated := [address for address in pod.devices if address in own]:
+        if allocated := [address for address in pod.devices if address in addresses]:
             facts.append(("Pod", f"{pod}: {', '.join(allocated)}"))
-    facts += [*_of_ledger(inspected), *_seen(inspected)]
+    facts += [*_ledger_facts(inspected), *_seen(inspected)]
     title = [explained.name, _totals(explained.resource, len(devices), inspected)]
     return _page(title, facts, columns)
 
@@ -412,8 +412,8 @@ def resource_explanation(explained: ExplainedResource, columns: int = UNFOLDED) 
 def resource_explanation_json(explained: ExplainedResource) -> str:
     """Return the resource with its devices, as one object."""
     inspected, resource = explained.inspected, explained.resource
-    own = {device.address for device in explained.devices}
-    pods = {str(pod): [a for a in pod.devices if a in own] for pod in inspected.view.pods}
+    own_addresses = {device.address for device in explained.devices}
+    pods = {str(pod): [a for a in pod.devices if a in own_addresses] for pod in inspected.view.pods}
     content = {
         "name": explained.name,
         **(_resource_dict(resource, inspected) if resource is not None else {}),
@@ -452,7 +452,7 @@ def _claim(name: str, view: NodeView) -> list[str]:
     return lines or [f"{name}: not known here; kubelet has not asked for it now, or it is another driver's"]
 
 
-def _of_ledger(inspected: Inspected) -> list[tuple[str, str | None]]:
+def _ledger_facts(inspected: Inspected) -> list[tuple[str, str | None]]:
     return [
         ("Ledger read", _ago_text(inspected.view.ledger_age_s) if inspected.by_daemon else None),
         ("Ledger", inspected.view.ledger_problem or None),

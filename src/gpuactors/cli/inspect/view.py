@@ -210,9 +210,9 @@ def find_named(
             f"kubelet has given a GPU to no pod {name}, and only the running daemon knows claims"
         )
     serves = view.claims is not None or view.domains is not None
-    of_claims = "no claim" if serves else "no claim (--dra off, --compute-domains off)"
+    no_claim = "no claim" if serves else "no claim (--dra off, --compute-domains off)"
     raise UnknownAddressError(
-        f"the running daemon knows {of_claims} and no pod that is called {name}; it knows "
+        f"the running daemon knows {no_claim} and no pod that is called {name}; it knows "
         f"{', '.join(_names(view)) or 'none'}"
     )
 

@@ -127,8 +127,8 @@ async def _until_ended(
     async with trio.open_nursery() as nursery:
 
         async def end_at_signals() -> None:
-            others = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
-            with trio.open_signal_receiver(*_ENDS, *others) as numbers:
+            handled = (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH)
+            with trio.open_signal_receiver(*_ENDS, *handled) as numbers:
                 nursery.start_soon(run)
                 async for number in numbers:
                     if number in _ENDS:

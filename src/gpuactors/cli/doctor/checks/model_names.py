@@ -50,18 +50,16 @@ def _dated(names: Names) -> str:
 
 def _remedy(newer: Names | None, model: tuple[str, str]) -> str:
     ids = ":".join(model)
-    own = f"Name its resource: --resource-name={ids}=nvidia.com/NAME."
+    own_name = f"Name its resource: --resource-name={ids}=nvidia.com/NAME."
     if newer is None or (name := newer.names[model]) is None:
-        return own
-    return (
-        f"Use --pci-ids={newer.file}{_dated(newer)}, which names it {resource_name(*model, name)}. Or: {own}"
-    )
+        return own_name
+    return f"Use --pci-ids={newer.file}{_dated(newer)}, which names it {resource_name(*model, name)}. Or: {own_name}"
 
 
 def _renamed(names: ModelNames) -> list[tuple[ResourceName, ResourceName]]:
     """Return the resource names, now and by the newer file, of the models whose name it changes."""
     if names.newer is None:
         return []
-    both = ((m, now, names.newer.names[m]) for m, now in names.used.names.items() if now is not None)
-    pairs = {(resource_name(*m, now), resource_name(*m, later)) for m, now, later in both}
+    named = ((m, now, names.newer.names[m]) for m, now in names.used.names.items() if now is not None)
+    pairs = {(resource_name(*m, now), resource_name(*m, later)) for m, now, later in named}
     return sorted(pair for pair in pairs if pair[0] != pair[1])

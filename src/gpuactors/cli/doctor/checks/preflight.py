@@ -69,11 +69,11 @@ def _hidden(console: Console, in_words: str) -> Iterator[Finding]:
     suspects = tuple(address for address in console.bars if address in console.boot_vga)
     if not suspects and (console.boot_vga or not console.devices):
         return
-    whose = f"on {', '.join(suspects)} (boot_vga is 1)" if suspects else "on a selected GPU"
+    place = f"on {', '.join(suspects)} (boot_vga is 1)" if suspects else "on a selected GPU"
     yield Finding(
         Check.BOOT_FRAMEBUFFER,
         Level.WARN,
-        f"the boot framebuffer{in_words} may be {whose}: not known, as /proc/iomem shows no addresses to this process",
+        f"the boot framebuffer{in_words} may be {place}: not known, as /proc/iomem shows no addresses to this process",
         f"Run `gpuactors doctor --pre` as root on the node (CAP_SYS_ADMIN). {_FREE_IT}, if it says so.",
         devices=suspects,
     )

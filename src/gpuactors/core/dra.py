@@ -1,4 +1,4 @@
-"""The part of a step that is about claims and compute domains, for each DRA driver that is on.
+"""The part of a step about claims and compute domains, for each DRA driver that is on.
 
 Called by `step.py`, which imports it for the first step of a node that serves claims, or for the first event about one.
 The only file that knows both kinds of claims; neither kind imports the other. A driver is imported when it is first
@@ -54,7 +54,7 @@ AboutClaims: TypeAlias = ClaimEvent | FitnessChecked | DomainEvent
 
 
 def driver_of(kind: ClaimsOf) -> Driver:
-    """The driver of these claims, also on a node where it is off."""
+    """Return the driver of these claims, also on a node where it is off."""
     match kind:
         case ClaimsOf.GPUS:
             from gpuactors.core.gpus.driver import GPUS
@@ -67,7 +67,7 @@ def driver_of(kind: ClaimsOf) -> Driver:
 
 
 def _drivers_of(state: NodeState) -> list[Driver]:
-    """Those that are on, in the order in which they go on after each event."""
+    """Return the drivers that are on, in the order of their work after each event."""
     claims = {ClaimsOf.GPUS: state.gpus.claims, ClaimsOf.DOMAINS: state.domains.claims}
     return [driver_of(kind) for kind, of_kind in claims.items() if of_kind.settings is not None]
 
@@ -78,7 +78,7 @@ def with_claims_served(
     gpu_settings: GpuSettings | None,
     domain_settings: DomainSettings | None,
 ) -> NodeState:
-    """The state at start, with the part of each DRA driver that has settings: a read of its checkpoint is wanted."""
+    """Add to the state at start the part of each DRA driver that has settings, with a read of its checkpoint wanted."""
     if claim_settings is not None:
         gpus = Gpus(gpu_settings or GpuSettings(), Claims(claim_settings))
         state = replace(state, gpus=gpus)
@@ -90,7 +90,7 @@ def with_claims_served(
 
 
 def applied(state: NodeState, event: AboutClaims, at: float) -> Stepped:
-    """An event about claims or compute domains is applied to them. Where they are off, only a call has an answer."""
+    """Apply an event about claims or compute domains. Where they are off, only a call gets an answer."""
     if isinstance(event, ClaimEvent):
         return _claim(state, event, at)
     if isinstance(event, FitnessChecked):
@@ -110,8 +110,8 @@ def applied(state: NodeState, event: AboutClaims, at: float) -> Stepped:
 
 
 def _claim(state: NodeState, event: ClaimEvent, at: float) -> Stepped:
-    """A transition that the table of claims lacks is a bug in gpuactors. In production this claim is quarantined, and
-    the others are served."""
+    """Apply an event about claims. A transition that the table of claims lacks is a bug in gpuactors: in production
+    this claim is quarantined, and the others are served."""
     try:
         return _of_claim(state, event, at)
     except NoTransitionError as error:
@@ -156,8 +156,8 @@ def _applied_to(view: DriverView, event: ClaimEvent, at: float) -> tuple[DriverV
 
 
 def advanced(before: NodeState, state: NodeState, event: Event, at: float) -> Stepped:
-    """After each event, which met `before`: what an event about the rest of the node means for claims, then every
-    transition that nothing stands in the way of any more."""
+    """Apply to claims an event about the rest of the node, then make every transition that is possible now. `before` is
+    the state before the event."""
     state, effects = _followed(before, state, event, at)
     for driver in _drivers_of(state):
         view, lines = progress.advanced(view_of(state, driver), before, at)
@@ -181,7 +181,7 @@ def _followed(before: NodeState, state: NodeState, event: Event, at: float) -> S
                     effects += lines
                 state = claims.ledger_read(view, at).state
         case PredecessorGone() if before.daemon.role is not Role.SERVING:
-            for driver in _drivers_of(state):  # it wrote the checkpoint until now: that is read again
+            for driver in _drivers_of(state):  # the predecessor wrote the checkpoint until now: read it again
                 view = view_of(state, driver)
                 state = view.with_claims(replace(view.claims, loaded=False)).state
         case HandOverRequested():
@@ -211,10 +211,12 @@ def _due(state: NodeState, at: float) -> Stepped:
 
 
 def deadline(state: NodeState) -> float:
-    """When a `Ticked` is due for claims if nothing else happens; infinite if never."""
-    found = min((progress.deadline(view_of(state, d)) for d in _drivers_of(state)), default=math.inf)
+    """Return when a `Ticked` is due for claims if nothing else happens; infinite if never."""
+    claims_deadline = min(
+        (progress.deadline(view_of(state, d)) for d in _drivers_of(state)), default=math.inf
+    )
     if state.domains.settings is None:
-        return found
+        return claims_deadline
     from gpuactors.core.domains import step as domains
 
-    return min(found, domains.deadline(state))
+    return min(claims_deadline, domains.deadline(state))

@@ -1,9 +1,9 @@
 """Every transition of the node's state.
 
 Theory of operation. `step(state, event, at)` is the only function that changes the state, and the registry actor is its
-only caller. It is a list of phases (`PHASES_OF_ANY_EVENT`, `PHASES_OF_FACTS`), with the reason for their order. Derived
-values that a phase reads (`NodeState.index`, `NodeState.assessments`) are those of the very state that it was given.
-`snapshot.project` derives the outputs for readers outside from the state.
+only caller. It is a list of phases (`PHASES_OF_ANY_EVENT`, `PHASES_OF_FACTS`), with the reason for their order. The
+derived values that a phase reads (`NodeState.index`, `NodeState.assessments`) are those of the state that it was given.
+`snapshot.project` derives the outputs from the state.
 
 Pure: no I/O, no clock (`at` is seconds of the caller's monotonic clock), no logging (`Log` is a value).
 """
@@ -45,16 +45,16 @@ from gpuactors.core.values.model import Call, PciFunction, PluginState, Resource
 
 CALL_SETTLE_S: Final = 1.0
 """How long a resource's list keeps the devices of an answered call: kubelet 1.36 panics (nil pointer) if a device
-vanishes from the list during an Allocate or GetPreferredAllocation that picks it, and it works on after our answer."""
+vanishes from the list during an Allocate or GetPreferredAllocation that picks it, also shortly after the answer."""
 
 TAKE_OVER_LEDGER_S: Final = 0.1
-"""After a predecessor has ended its streams: when kubelet's ledger is read again. Not at once, as until kubelet has our
-device lists each millisecond counts, and a read takes two."""
+"""The wait before kubelet's ledger is read again after a predecessor has ended its streams. Until kubelet has the
+device lists each millisecond matters, and a read takes two."""
 
 Stepped = tuple[NodeState, list[Effect]]
 
 _REQUESTS: Final = (events.deviceplugin.AllocateAsked, events.deviceplugin.PreStartAsked)
-"""The calls that request facts, and nothing else of the host and of kubelet's."""
+"""The calls that only request facts of the host and of kubelet."""
 
 
 def initial_state(
@@ -64,8 +64,8 @@ def initial_state(
     domain_settings: DomainSettings | None = None,
     gpu_settings: GpuSettings | None = None,
 ) -> NodeState:
-    """The state at start: only the resources that an earlier daemon `served`, with their models, are known; a full scan
-    and a read of kubelet's ledger are wanted, and one of the checkpoint if claims are served."""
+    """Return the state at start: it knows only the resources that an earlier daemon `served`, with their models. A full
+    scan and a read of kubelet's ledger are requested, and a read of the checkpoint if claims are served."""
     wanted = inspections.first_inspections()
     state = NodeState(
         host=Host(
@@ -104,7 +104,7 @@ class Turn(Struct, frozen=True, gc=False):
     """A step under way."""
 
     before: NodeState
-    """The state that the event met."""
+    """The state before the event."""
     event: events.Event
     at: float
     state: NodeState
@@ -116,7 +116,8 @@ class Turn(Struct, frozen=True, gc=False):
     waiting: Mapping[Token, Call] = MappingProxyType({})
     """The calls that waited when they could be answered."""
     answers: tuple[Effect, ...] = ()
-    """The answers to some of these. They become effects with the lists: a grant names those that it has changed."""
+    """The answers to some of these calls. They become effects with the lists: a grant names the lists that it has
+    changed."""
 
 
 def apply_event(turn: Turn) -> Turn:
@@ -126,13 +127,13 @@ def apply_event(turn: Turn) -> Turn:
 
 
 def resolve_ids(turn: Turn) -> Turn:
-    """Look up the device of each ID that kubelet's ledger or a grant has named since the last time."""
+    """Look up the device of each new ID in kubelet's ledger or in a grant."""
     state = resolved(turn.resolved, turn.state)
     return replace(turn, state=state, resolved=state)
 
 
 def advance_claims(turn: Turn) -> Turn:
-    """Make every transition of a claim that nothing stands in the way of any more."""
+    """Make every transition of a claim that is possible now."""
     state, effects = _claims_advanced(turn.before, turn.state, turn.event, turn.at)
     return replace(turn, state=state, effects=(*turn.effects, *effects))
 
@@ -153,7 +154,7 @@ def answer_calls(turn: Turn) -> Turn:
 
 
 def poll_soon(turn: Turn) -> Turn:
-    """Bring the next poll forward where a release is waited for."""
+    """Bring the next poll forward if a release is expected."""
     if turn.state.host.polls.refresh.outstanding is not None:
         return turn
     waited_for = calls.waits_for_poll(turn.state, turn.at)
@@ -176,26 +177,26 @@ def offer_devices(turn: Turn) -> Turn:
 Phase = Callable[[Turn], Turn]
 
 PHASES_OF_ANY_EVENT: Final[tuple[Phase, ...]] = (
-    apply_event,  # first: all that follows is decided by what is known with it
+    apply_event,  # first: all other phases decide with its facts
     resolve_ids,  # before claims and calls: both ask which pod has a device, and the ledger has IDs
     advance_claims,  # before calls: a claim that reserves or returns a GPU decides whether a call may have it
 )
 
 PHASES_OF_FACTS: Final[tuple[Phase, ...]] = (
     request_reads,  # before calls: one may have to wait for the poll that is requested here
-    answer_calls,  # the overdue ones last: the facts of one may have come with this very event
+    answer_calls,  # the overdue ones last: the facts of one may have come with this event
     poll_soon,  # after calls: how soon depends on whether one still waits
     resolve_ids,  # again, before the lists: a grant has named IDs
     make_lists,  # after all that an entry shows: facts, owners, claims and grants
-    offer_devices,  # last: it is made of what all others have left, and none of them reads it
+    offer_devices,  # last: it depends on all others, and none of them reads it
 )
 
 
 def step(state: NodeState, event: events.Event, at: float) -> Stepped:
-    """The state after `event`, which happened at `at`, and its effects.
+    """Return the state after `event`, which happened at `at`, and the effects.
 
-    Each phase gets the state as the one before it has left it, and the values derived from that very state. A call that
-    requests facts brings none: the phases that follow from facts wait for those.
+    Each phase gets the state of the phase before it, and the values derived from that state. After a call that only
+    requests facts, the phases that depend on facts are skipped.
     """
     turn = Turn(before=state, event=event, at=at, state=state, resolved=state)
     for phase in PHASES_OF_ANY_EVENT:
@@ -207,13 +208,13 @@ def step(state: NodeState, event: events.Event, at: float) -> Stepped:
 
 
 def _is_as_known(before: NodeState, state: NodeState) -> bool:
-    """After a call that requests facts: nothing else than what is outstanding is another."""
+    """Return whether a call that requests facts has changed nothing but the outstanding requests."""
     parts = (state.kubelet, state.gpus, state.domains)
     return parts == (before.kubelet, before.gpus, before.domains)
 
 
 def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
-    """The event is applied to the part of the state that it is about."""
+    """Apply the event to the part of the state that it is about."""
     if isinstance(event, events.host.HostEvent):
         return _host(state, event, at)
     if isinstance(event, events.host.UsageEvent):
@@ -230,14 +231,14 @@ def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
         return _daemon(state, event, at)
     if isinstance(event, events.daemon.Ticked):
         return _ticked(state, at)
-    from gpuactors.core import dra  # the rest is about claims; see "claims" below
+    from gpuactors.core import dra  # all other events are about claims, see below
 
     return dra.applied(state, event, at)
 
 
 # --- claims -----------------------------------------------------------------------------------------------
-# What is decided of claims and compute domains is reached by `dra.py` and `gpus/offer.py`. They are imported where they
-# are called: a node that serves no claims imports neither.
+# `dra.py` and `gpus/offer.py` decide about claims and compute domains. They are imported where they are called: a node
+# that serves no claims imports neither.
 
 
 def _claims_advanced(before: NodeState, state: NodeState, event: events.Event, at: float) -> Stepped:
@@ -268,7 +269,7 @@ def _claims_deadline(state: NodeState) -> float:
 
 
 def next_deadline(state: NodeState) -> float:
-    """When a `Ticked` is due if nothing else happens; infinite if never."""
+    """Return when a `Ticked` is due if nothing else happens; infinite if never."""
     plugins = state.published.plugins.values()
     return min(
         inspections.deadline(state.host.inspections),
@@ -301,10 +302,10 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
                 Log(level, "uevents.unavailable", {"reason": reason, "remedy": "scanning everything"})
             ]
         case events.host.HostScanned():
-            found = len(event.functions)
+            fields: dict[str, Field] = {"functions": len(event.functions)}
             after = inspections.scanned(state, event, at)
             return after, [
-                Log(Level.DEBUG if state.host.scanned else Level.INFO, "host.scanned", {"functions": found}),
+                Log(Level.DEBUG if state.host.scanned else Level.INFO, "host.scanned", fields),
                 *_unreadable(state, event.functions),
                 *_without_gpus(state, after),
             ]
@@ -315,11 +316,11 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
         case events.host.FunctionInspected():
             return inspections.inspected(state, (event,), at), _unreadable(state, event.functions)
         case events.host.FunctionsInspected(several):
-            functions = {f.address: f for one in several for f in one.functions}
+            functions = {f.address: f for inspected in several for f in inspected.functions}
             return inspections.inspected(state, several, at), _unreadable(state, tuple(functions.values()))
         case events.host.InspectionFailed(_, address, reason):
             is_known = event.shortage and state.host.short.get(address) == reason
-            # It hung in a scan, and does so again: that is the second look.
+            # It hung in a scan, and again now: this is the second inspection.
             function = None if event.shortage else state.host.functions.get(address)
             return inspections.inspection_failed(state, event, at), [
                 Log(
@@ -332,8 +333,8 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
 
 
 def _rescanned(state: NodeState, *, uevents: str, scan_begun: bool = True) -> NodeState:
-    """`state` with a full scan wanted, as uevents were, are or will be missed; the outstanding one if that has not
-    begun. No call waits for the scan: what one is about is inspected again."""
+    """Request a full scan, as uevents were, are or will be missed; an outstanding scan that has not begun is enough.
+    The functions that a call waits for are inspected again at once, as no call waits for the scan."""
     wanted = state.host.inspections
     if scan_begun or wanted.whole.outstanding is None:
         wanted = inspections.ask_scan(wanted)
@@ -372,7 +373,7 @@ def _ledger(state: NodeState, event: events.kubelet.LedgerEvent, at: float) -> S
 
 
 def _damaged(before: NodeState, damaged: str) -> list[Effect]:
-    """The log line for a newly damaged part of kubelet's ledger file, if any."""
+    """Return the log line for a newly damaged part of kubelet's ledger file, if any."""
     if not damaged or damaged == before.kubelet.ledger.damaged:
         return []
     return [Log(Level.WARNING, "ledger.damaged", {"reason": damaged})]
@@ -383,7 +384,7 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
         case events.daemon.PredecessorGone(how, before):
             if state.daemon.role is Role.SERVING:
                 return state, []
-            # The predecessor's last grants are in kubelet's ledger, and were otherwise only in its memory.
+            # The predecessor's last grants are only in kubelet's ledger.
             refresh = state.kubelet.ledger.refresh.due_by(at + TAKE_OVER_LEDGER_S)
             unread = replace(state.kubelet.ledger, read=0, read_at=-math.inf, refresh=refresh)
             served = {r: models | state.published.served.get(r, frozenset()) for r, models in before.items()}
@@ -416,9 +417,9 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
 
 
 def _without_gpus(before: NodeState, after: NodeState) -> list[Effect]:
-    """Said when it becomes so, of a node whose GPUs are to be offered."""
-    wanted = after.daemon.settings.device_plugin or after.gpus.claims.settings is not None
-    if not wanted or not after.host.scanned or after.index.devices:
+    """Return the log line for a node that is to offer GPUs and has none any more, or at the first scan."""
+    is_to_offer = after.daemon.settings.device_plugin or after.gpus.claims.settings is not None
+    if not is_to_offer or not after.host.scanned or after.index.devices:
         return []
     if before.host.scanned and not before.index.devices:
         return []
@@ -426,10 +427,10 @@ def _without_gpus(before: NodeState, after: NodeState) -> list[Effect]:
 
 
 def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Effect]:
-    """The log lines for functions that cannot be read, once for each: one may be a GPU that no list can show.
+    """Return the log lines for functions that cannot be read, once for each: one may be a GPU that no list can show.
 
-    Not before a second inspection finds the same: during a hot plug sysfs shows a function before its attributes
-    (drivers/base/core.c, device_add).
+    A function is logged only after a second inspection with the same result: during a hot plug sysfs shows a function
+    before its attributes (drivers/base/core.c, device_add).
     """
     return [
         Log(Level.WARNING, "function.unreadable", {"address": function.address, "reason": function.fault})
@@ -439,11 +440,11 @@ def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Ef
 
 
 def _is_to_be_logged(state: NodeState, function: PciFunction) -> bool:
-    known = state.host.functions.get(function.address)
-    if known is None or known.fault is None:
+    last = state.host.functions.get(function.address)
+    if last is None or last.fault is None:
         return False
     retry = state.host.inspections.retries.get(function.address)
-    return known.fault != function.fault or retry is None or retry.attempt == 0
+    return last.fault != function.fault or retry is None or retry.attempt == 0
 
 
 def _kubelet(state: NodeState, event: events.kubelet.KubeletEvent, at: float) -> Stepped:
@@ -497,7 +498,7 @@ def _plugin(state: NodeState, event: events.deviceplugin.PluginEvent, at: float)
 
 
 def _registration_change(resource: ResourceName, before: PluginState, after: PluginState) -> list[Effect]:
-    """The log line for a change of a resource's registration with kubelet, if it changed."""
+    """Return the log line for a change of a resource's registration with kubelet, if it changed."""
     if registration.is_registered(after) and not registration.is_registered(before):
         return [Log(Level.INFO, "plugin.registered", {"resource": resource})]
     if after.problem != before.problem and after.problem is not None:
@@ -541,9 +542,9 @@ def _each(
     return {resource: change(plugin) for resource, plugin in plugins.items()}
 
 
-def _hold_lists(before: NodeState, after: NodeState, answered: list[Effect], at: float) -> NodeState:
-    """After an answer, the resource's list keeps its devices for as long as kubelet may still use it."""
-    tokens = {effect.token for effect in answered if isinstance(effect, Reply)}
+def _hold_lists(before: NodeState, after: NodeState, answers: list[Effect], at: float) -> NodeState:
+    """Keep the devices in a resource's list after an answer, for as long as kubelet may still use them."""
+    tokens = {effect.token for effect in answers if isinstance(effect, Reply)}
     resources = {call.resource for token, call in before.calls.waiting.items() if token in tokens}
     if not resources:
         return after

@@ -50,19 +50,21 @@ def _decided(
     device: Device, holding: Holding | None, blocker: Reason | None, inputs: GroupInputs
 ) -> tuple[Health, Reason]:
     if holding is not None and holding.is_allocated:
-        # It is counted in `allocated` already; Unhealthy would subtract it twice. Only a lost one is Unhealthy.
+        # Kubelet counts it in `allocated`; Unhealthy would subtract it twice. Only a lost device is Unhealthy.
         if device.has_backing:
             return Health.HEALTHY, holding.reason
         if is_unbinding(device, inputs.use):
             return Health.UNHEALTHY, unbinding(device, holding)
-        lost = kind_of(device).not_backed(device)
-        return Health.UNHEALTHY, replace(lost, message=f"{holding.reason.message}, but {lost.message}")
+        not_backed = kind_of(device).not_backed(device)
+        return Health.UNHEALTHY, replace(
+            not_backed, message=f"{holding.reason.message}, but {not_backed.message}"
+        )
     if blocker is not None:
         return Health.UNHEALTHY, blocker
     if holding is None:
         return Health.HEALTHY, _FREE
     if holding.reason.cause is Cause.HOLDER_UNKNOWN and inputs.unowned is not None:
-        # Not guessed: if kubelet has given it to a pod, Unhealthy would subtract it twice. It is not allocated either,
-        # because Allocate inspects and polls again.
+        # Undecided: if kubelet has given it to a pod, Unhealthy would subtract it twice. It is not allocated meanwhile:
+        # Allocate inspects and polls again.
         return dict(inputs.unowned.listed).get(device.key, Health.HEALTHY), holding.reason
     return Health.UNHEALTHY, holding.reason

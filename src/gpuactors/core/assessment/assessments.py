@@ -1,7 +1,7 @@
 """The assessment of every device, derived again for the groups with a changed input, and for these alone.
 
-The inputs of a group (`GroupInputs`) are all that its assessment is made of, and are compared as a whole with those of
-the last time; so it cannot be stale. Must not decide: that is `assess.py`.
+The inputs of a group (`GroupInputs`) are compared as a whole with the last ones, so its assessment cannot be stale.
+Must not decide: that is `assess.py`.
 """
 
 from __future__ import annotations

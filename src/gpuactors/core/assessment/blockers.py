@@ -1,5 +1,5 @@
-"""Why a virtual machine could not open a device, whoever has it. What depends on the kind of the device, its kind
-answers (`kinds/`).
+"""Why a virtual machine could not open a device, whoever has it. The device's kind answers what depends on it
+(`kinds/`).
 
 Must not decide on holders: that is `holding.py`.
 """

@@ -1,8 +1,8 @@
-"""The first holder of a device: an owner by kubelet's word or ours, or whoever has its IOMMU group open.
+"""The first holder of a device: an owner, or a process that has its IOMMU group open.
 
-The assessment takes the first holder; a call of kubelet and a claim take the first one that is not their own. A device
+The assessment uses the first holder; a call of kubelet and a claim use the first one that is not their own. A device
 held by the pod that kubelet gave it to is Healthy, and counted once; one held by any other process is Unhealthy, and
-the holder named (docs/architecture.md, "Which devices are Healthy").
+the holder is named (docs/architecture.md, "Which devices are Healthy").
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def holding_of(
     """Return the first holder of a device, in a list of `resource`: its own owner, an owner of another device of its
     group, a pod that has left kubelet's ledger, a process. None if the device is free."""
     for owned, owner in sorted(inputs.owners, key=lambda pair: pair[0] != key):
-        others = tuple([e for e in owner.entries if not is_own(owned, e)])
-        if not others:
+        foreign = tuple([e for e in owner.entries if not is_own(owned, e)])
+        if not foreign:
             continue
-        other = owner if len(others) == len(owner.entries) else Owner(others)
-        cause, message = other.cause(resource), other.message(resource)
+        owner_left = owner if len(foreign) == len(owner.entries) else Owner(foreign)
+        cause, message = owner_left.cause(resource), owner_left.message(resource)
         if owned != key:
             cause = Cause.GROUP_IN_USE
             message = f"IOMMU group {inputs.group} is in use: {owned} is {message}"
-        return Holding(other, owned, Reason(cause, message))
+        return Holding(owner_left, owned, Reason(cause, message))
     use, unowned = inputs.use, inputs.unowned
     if use is None or unowned is None:
         return None
@@ -50,7 +50,7 @@ def _by_use(inputs: GroupInputs, use: Observed, unowned: UnownedUse) -> Reason:
             Cause.ORPHANED, f"{is_still_used}: pod {pod} is gone from kubelet's ledger, its process is not"
         )
     if unowned.is_settled:
-        # An old view is no fact: a device that it lacks may have been allocated since.
+        # An old ledger is no fact: a device that it lacks may have been allocated since.
         other = "other " if inputs.owners else ""
         allocation = (
             f"no {other}pod had it when kubelet's ledger was last readable"

@@ -1,4 +1,4 @@
-"""The kinds of devices: what is there of each, why a virtual machine could not open one, and how it is given away.
+"""The kinds of devices: which devices there are, why a virtual machine could not open one, and how one is allocated.
 
-A device answers for itself (`values/inventory.py`); only the module of its kind reads the facts of its units.
+Only the module of a device's kind reads the facts of its units; all other modules read `values/inventory.py`.
 """

@@ -19,21 +19,21 @@ from gpuactors.core.values.vfio import VfioConfig
 
 
 class HostFacts(Struct, frozen=True, gc=False):
-    """All that the devices of the node follow from."""
+    """The inputs of the devices of the node."""
 
     functions: Functions
-    """Those of the host, sorted by address."""
+    """The functions of the host, sorted by address."""
     groups: Mapping[int, tuple[PciFunction, ...]]
-    """By the number of their IOMMU group; each sorted by address."""
+    """The functions of each IOMMU group, sorted by address."""
     selectors: tuple[Selector, ...]
-    """The operator's, which choose what is offered."""
+    """The operator's selectors, which choose the offered devices."""
 
 
 class Act(StrEnum):
-    """An act that makes a device usable for the claim that it is given to."""
+    """An act that makes a device usable for a claim."""
 
     BIND = "bind"
-    """Its functions, and their companions, are bound to a vfio driver, and returned when the claim ends."""
+    """Bind its functions and their companions to a vfio driver, and return them when the claim ends."""
 
 
 class Kind(Protocol):
@@ -41,58 +41,58 @@ class Kind(Protocol):
 
     @property
     def name(self) -> KindName:
-        """`Device.kind` of its devices."""
+        """The value of `Device.kind`."""
 
     @property
     def acts(self) -> frozenset[Act]:
-        """The acts that a claim of its devices needs; empty: they are usable as they are."""
+        """The acts that a claim of its devices needs; empty if they are usable as they are."""
 
     # --- names ---
 
     def is_key(self, text: str) -> bool:
-        """Whether `text` has the form of a key of its devices, whether one is there or not."""
+        """Return whether `text` has the form of a key of this kind, whether the device is there or not."""
 
     def slice_name(self, key: DeviceKey) -> str:
-        """The name of a device in its ResourceSlice, a DNS label. It follows from the key alone: it survives a restart,
-        and a hot-plug of another device."""
+        """Return the name of a device in its ResourceSlice, a DNS label. It depends only on the key: it survives a
+        restart, and a hot-plug of another device."""
 
     def key_of(self, slice_name: str) -> DeviceKey | None:
-        """The device of such a name; None if no device of this kind is named so."""
+        """Return the key of the device with this name; None if it is no name of this kind."""
 
-    # --- what is there, and who could open it ---
+    # --- the devices, and why one cannot be opened ---
 
     def devices(self, facts: HostFacts) -> Iterable[Device]:
-        """Every device of this kind that is there, chosen by a selector or not, sorted by key."""
+        """Return every device of this kind that is there, chosen by a selector or not, sorted by key."""
 
     def blocker(self, device: Device, use: Observed | None) -> Reason | None:
-        """Why a virtual machine could not open the device, whoever has it; None if it could. `use` is that of its IOMMU
-        group, as last polled; None: it was not polled yet."""
+        """Return why a virtual machine could not open the device, whoever has it; None if it could. `use` is the last
+        polled use of its IOMMU group; None before the first poll."""
 
     def not_backed(self, device: Device) -> Reason:
-        """Why the device is not advertised to kubelet at all."""
+        """Return why the device is not advertised to kubelet at all."""
 
     def never_given(self, device: Device) -> Reason | None:
-        """Why no claim can have the device, whatever driver it is on; None if one can."""
+        """Return why no claim can have the device, whatever driver it is on; None if one can."""
 
     def to_bind(self, device: Device) -> tuple[PciFunction, ...]:
-        """The functions that Act.BIND binds for the device, sorted by address."""
+        """Return the functions that Act.BIND binds for the device, sorted by address."""
 
     def not_viable(self, device: Device, to_bind: Collection[PciFunction]) -> Reason | None:
-        """Why Act.BIND would not make the device usable: the host uses its IOMMU group; None if it would. `to_bind`:
-        the functions that the claim binds, of its other devices as well."""
+        """Return why Act.BIND would not make the device usable: the host uses its IOMMU group. None if it would.
+        `to_bind` has the functions that the claim binds, also those of its other devices."""
 
     def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
-        """Why Act.BIND must not take the device from its host's driver: the host runs an NVLink fabric across such
-        devices; None if it may. `switches`: the NVSwitches that are on a driver of the host, sorted by address."""
+        """Return why Act.BIND must not take the device from its host's driver: the host runs an NVLink fabric across
+        such devices. None if it may. `switches` are the NVSwitches on a driver of the host, sorted by address."""
 
-    # --- how it is given away ---
+    # --- how a device is allocated ---
 
     def grant(self, devices: Sequence[Device]) -> Grant:
-        """The grant of a container with these devices, one at least, all of one resource: variables and nodes."""
+        """Return the grant of a container with these devices, at least one, all of one resource."""
 
     def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:
-        """The device in a ResourceSlice: type, attributes and capacity. `claimed`: a live claim has it. Whether it must
-        not be given away now is decided by others."""
+        """Return the device in a ResourceSlice: type, attributes and capacity. `claimed`: a live claim has it. Whether
+        it may be allocated now is decided by `gpus/offer.py`."""
 
     def edits(
         self,
@@ -101,6 +101,5 @@ class Kind(Protocol):
         bound: Sequence[BoundFunction],
         config: VfioConfig,
     ) -> DeviceEdits:
-        """The device in the files of its claim. `device`: None: it is not there, or its container gets no node (a claim
-        with admin access, while another claim or pod has the device). `bound`: what Act.BIND has bound for it, the
-        device itself first."""
+        """Return the device in the files of its claim. `device` is None if it is not there, or its container gets no
+        node (a claim with admin access). `bound` is what Act.BIND has bound for it, the device itself first."""

@@ -42,10 +42,10 @@ PCI_BUS_ID: Final = f"{STANDARD}pciBusID"
 
 CONTAINER_NODE: Final = "/dev/vfio/vfio"
 IOMMUFD_NODE: Final = "/dev/iommu"
-"""The API devices of the two backends, as paths of the container. `host/root.py` has those of the host."""
+"""The API devices of the two backends, as paths of the container. `host/root.py` has the paths of the host."""
 
 _NO_CUDA: Final = "NVIDIA_VISIBLE_DEVICES=void"
-"""NVIDIA's container runtime adds all GPUs of the host driver to a container that does not say this."""
+"""The variable without which NVIDIA's container runtime adds all GPUs of the host driver to a container."""
 
 _PERMISSIONS: Final = "mrw"
 
@@ -73,11 +73,11 @@ class PciFunctions:
         return is_pci_address(text)
 
     def slice_name(self, key: DeviceKey) -> str:
-        """`gpu-0000-23-00-0`"""
+        """Return a name such as `gpu-0000-23-00-0`."""
         return f"gpu-{key.replace(':', '-').replace('.', '-')}"
 
     def key_of(self, slice_name: str) -> DeviceKey | None:
-        """By the name that NVIDIA's driver made of the address, too: `vfio-0000-23-00-0`."""
+        """Accept also the name that NVIDIA's driver makes of the address: `vfio-0000-23-00-0`."""
         match = re.fullmatch(_SLICE_NAME, slice_name)
         return None if match is None else DeviceKey("{}:{}:{}.{}".format(*match.groups()))
 
@@ -135,8 +135,8 @@ class PciFunctions:
         return not_viable(function, function, device.members, {f.address for f in to_bind})
 
     def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
-        """The host's fabric manager knows only what the host's driver has. After the bind it cannot name this GPU any
-        more, and no other program divides the fabric for it."""
+        """Refuse, as the host's fabric manager knows only the GPUs on the host's driver: after the bind it could not
+        name this one, and no other program partitions the fabric for it."""
         (function,) = device.units
         if (
             not switches
@@ -155,11 +155,10 @@ class PciFunctions:
         )
 
     def grant(self, devices: Sequence[Device]) -> Grant:
-        """The variable holds exactly one PCI address per requested unit, sorted: KubeVirt gives the next one to each
-        `gpus[]` entry, and its order is the guest's slot order. Nodes are those that exist: the container and the group
-        node (legacy), the cdevs of all vfio functions in the group and /dev/iommu (iommufd). A missing one would fail
-        the container's creation (kubevirt #18895).
-        """
+        """Return exactly one PCI address per requested unit, sorted: KubeVirt gives the next one to each `gpus[]`
+        entry, and its order is the guest's slot order. The nodes are those that exist: the container and the group node
+        (legacy), the cdevs of all vfio functions in the group and /dev/iommu (iommufd). A missing node would fail the
+        container's creation (kubevirt #18895)."""
         keys = sorted(d.key for d in devices)
         nodes = {n for d in devices for n in d.nodes}
         return Grant(
@@ -173,9 +172,9 @@ class PciFunctions:
             PCI_BUS_ID: device.key,
             f"{STANDARD}pcieRoot": device.pcie_root,
             f"{STANDARD}numaNode": device.numa_node,
-            # A DeviceClass selects GPUs by it.
+            # DeviceClasses select GPUs by the type.
             "type": "nvswitch" if function.is_nvswitch else "vfio",
-            # As NVIDIA's driver makes it for a device of this type: it is not the GPU's own, which vfio does not show.
+            # As NVIDIA's driver makes it for a device of this type: vfio does not show the GPU's own.
             "uuid": None if function.is_nvswitch else str(uuid5(NAMESPACE_DNS, device.key)),
             "vendorID": f"0x{function.vendor}" if function.vendor else None,
             "deviceID": f"0x{function.device}" if function.device else None,
@@ -186,7 +185,7 @@ class PciFunctions:
         return OfferedDevice(
             name=self.slice_name(device.key),
             attributes={name: attribute(value) for name, value in attributes.items() if value is not None},
-            # As NVIDIA's driver: the memory behind the BARs, which is more than the GPU's own, if it is known.
+            # As NVIDIA's driver: the memory behind the BARs, which is more than the GPU's own.
             capacity={"addressableMemory": quantity(function.memory_bytes)} if function.memory_bytes else {},
             invalid=_invalid(device, claimed=claimed),
             claimed=claimed,
@@ -199,7 +198,7 @@ class PciFunctions:
         bound: Sequence[BoundFunction],
         config: VfioConfig,
     ) -> DeviceEdits:
-        """All is in `bound`, which an act has read last. KubeVirt takes the PCI address (pkg/dra/utils.go)."""
+        """Take the nodes from `bound`, as the last act read them. KubeVirt reads the PCI address (pkg/dra/utils.go)."""
         edits: dict[str, Json] = {"env": (_NO_CUDA,)}
         if paths := _nodes_of_claim(bound, config):
             edits["deviceNodes"] = tuple({"path": path, "permissions": _PERMISSIONS} for path in paths)
@@ -208,7 +207,7 @@ class PciFunctions:
 
 
 def _invalid(device: Device, *, claimed: bool) -> str:
-    """Why no slice can have it, as a sentence; empty if one can."""
+    """Return why no slice can have the device, as a sentence; empty if one can."""
     if device.parent is not None and not claimed:
         return f"{device.key} is a virtual function of {device.parent}, which is no whole GPU"
     if _FOUR_DIGITS.fullmatch(device.key):
@@ -220,13 +219,13 @@ def _invalid(device: Device, *, claimed: bool) -> str:
 
 
 _Inputs = tuple[PciFunction, tuple[PciFunction, ...], tuple[Selector, ...], bool]
-"""What such a device follows from: the function, all known functions of its IOMMU group, the operator's selectors, and
+"""The inputs of such a device: the function, all known functions of its IOMMU group, the operator's selectors, and
 `Device.iommufd`."""
 
 
 @memoized_each
 def _whole(inputs: _Inputs) -> Device:
-    """The device that a PCI function is as a whole."""
+    """Return the device that consists of a whole PCI function."""
     function, members, selectors, iommufd = inputs
     return Device(
         key=device_key(function.address),
@@ -238,7 +237,7 @@ def _whole(inputs: _Inputs) -> Device:
         members=members,
         group=function.iommu_group,
         parent=None if function.physical is None else device_key(function.physical),
-        # A group is opened as a whole, so each of its functions on a vfio driver comes with it.
+        # A group is opened as a whole, with each of its functions on a vfio driver.
         nodes=tuple(dict.fromkeys([n for member in members if member.vfio_bound for n in member.nodes])),
         numa_node=function.numa_node,
         pcie_root=function.pcie_root,
@@ -254,7 +253,7 @@ PCI_FUNCTION: Final[Kind] = PciFunctions()
 
 
 def not_whole(function: PciFunction) -> Reason | None:
-    """Why it is no whole GPU, whatever driver it is on; None if it is one. A pod that has it keeps it all the same."""
+    """Return why it is no whole GPU, whatever driver it is on; None if it is one. A pod that has it keeps it."""
     if function.physical is not None:
         return Reason(
             Cause.VIRTUAL_FUNCTION,
@@ -271,7 +270,7 @@ def not_whole(function: PciFunction) -> Reason | None:
 
 
 def without_group(function: PciFunction) -> Reason | None:
-    """Why it is in no IOMMU group of the hardware, whatever driver it is on; None if it is in one."""
+    """Return why it is in no IOMMU group of the hardware, whatever driver it is on; None if it is in one."""
     if function.without_iommu:
         return Reason(
             Cause.NO_IOMMU_MODE,
@@ -307,10 +306,10 @@ def _without_node(function: PciFunction) -> Reason | None:
     )
 
 
-# A host has a few paths for each device, and they come back with each call.
+# A host has a few paths for each device, and each call needs them.
 @lru_cache(maxsize=limits.CALL_DEVICES_MAX)
 def _node_order(path: str) -> tuple[int, int, str]:
-    """The key of a node's place: container, groups, cdevs, iommufd; within each by number."""
+    """Return the sort key of a node: container, groups, cdevs, iommufd; each by number."""
     number = int("".join(c for c in path if c.isdigit()) or 0)
     if path == "/dev/vfio/vfio":
         return (0, 0, path)
@@ -320,7 +319,7 @@ def _node_order(path: str) -> tuple[int, int, str]:
 
 
 def _nodes_of_claim(functions: Sequence[BoundFunction], config: VfioConfig) -> tuple[str, ...]:
-    """The device nodes, of one backend only: a process that opens a group cannot use iommufd beside it.
+    """Return the device nodes, of one backend only: a process that opens a group cannot also use iommufd.
 
     With iommufd each function of the group has a node of its own, and a VM needs all of them; the group's node serves
     all its functions.
@@ -329,8 +328,8 @@ def _nodes_of_claim(functions: Sequence[BoundFunction], config: VfioConfig) -> t
         return ()
     cdevs = [function.cdev for function in functions if function.cdev is not None]
     if config.backend_policy is BackendPolicy.PREFER_IOMMUFD and functions[0].cdev is not None:
-        found = [f"/dev/vfio/devices/{cdev}" for cdev in cdevs]
-        return tuple(found) + ((IOMMUFD_NODE,) if config.enable_api_device else ())
+        nodes = [f"/dev/vfio/devices/{cdev}" for cdev in cdevs]
+        return tuple(nodes) + ((IOMMUFD_NODE,) if config.enable_api_device else ())
     groups = dict.fromkeys(f.iommu_group for f in functions if f.iommu_group is not None)
-    found = [f"/dev/vfio/{group}" for group in groups]
-    return tuple(found) + ((CONTAINER_NODE,) if config.enable_api_device else ())
+    nodes = [f"/dev/vfio/{group}" for group in groups]
+    return tuple(nodes) + ((CONTAINER_NODE,) if config.enable_api_device else ())

@@ -1,6 +1,6 @@
-"""Whether a device is still the same: gone, another device, changed since. Decided only here.
+"""Whether a device is still the same, or gone, replaced or changed. Decided only here.
 
-A file of its own: commands import it, and no kind.
+A file of its own: commands import it, without the kinds.
 Must not decide on a device that is present: that is `assessment/`.
 """
 
@@ -19,7 +19,7 @@ GONE: Final = Reason(Cause.GONE, "the PCI function is gone from this node")
 
 
 def changed(seen: PciFunction, now: PciFunction | None) -> Reason | None:
-    """Why a function that was `seen` when a call came is no longer the one of the call; None if it is."""
+    """Return why a function is no longer the one that was `seen` when a call came; None if it is."""
     if now is None:
         return GONE
     if now.fault is not None and not (now.vendor and now.device):
@@ -35,11 +35,12 @@ def changed(seen: PciFunction, now: PciFunction | None) -> Reason | None:
 
 
 def another(what: str) -> Reason:
+    """Return that another device is there; `what` describes the difference."""
     return Reason(Cause.REPLACED_BY_ANOTHER, f"another device is there now ({what})")
 
 
 def moved(bound: BoundFunction, now: PciFunction | None) -> Reason | None:
-    """Why the node of a function is no longer the one that an act has found; None if it is."""
+    """Return why a function no longer has the group or node that an act has read; None if it has."""
     if now is None:
         return Reason(Cause.GONE, f"{bound.address} is gone from this node")
     if now.iommu_group != bound.iommu_group:

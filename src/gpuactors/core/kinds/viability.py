@@ -1,8 +1,8 @@
-"""Which functions of an IOMMU group are a GPU's own, and whether the kernel gives the group to a virtual machine.
+"""Which functions of an IOMMU group belong to a GPU, and whether the kernel gives the group to a virtual machine.
 
-The kernel's rule is for the group as a whole, so one member that the host uses keeps it from every virtual machine
+The kernel's rule is about the group as a whole: one member that the host uses keeps it from every virtual machine
 (drivers/iommu/iommu.c, iommu_group_claim_dma_owner; before Linux 5.19 drivers/vfio/vfio.c, vfio_dev_viable, which
-also passes over PCI bridges). The same function decides for both APIs, and for the act of a claim.
+ignores PCI bridges). The same function decides for both APIs, and for the act of a claim.
 
 Must not decide who has the group: that is `assessment/holding.py`.
 """
@@ -18,7 +18,7 @@ from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.status import Reason
 
 _WITHOUT_DMA: Final = frozenset({"pci-stub", "pcieport"})
-"""Drivers of the host beside which user space may have the group: they set `driver_managed_dma` and do no DMA
+"""The drivers of the host that do not keep a group from user space: they set `driver_managed_dma` and do no DMA
 (drivers/pci/pci-stub.c, drivers/pci/pcie/portdrv.c). The others that set it are vfio drivers."""
 
 _OWN_GROUP: Final = "give the GPU an IOMMU group of its own, by another slot or by ACS in the firmware"
@@ -43,7 +43,7 @@ _Member = TypeVar("_Member", bound=Member)
 
 
 class GroupFacts(Protocol):
-    """What is known of an IOMMU group beside its PCI functions: see `PciFunction`."""
+    """The facts about an IOMMU group beside its PCI functions, as in `PciFunction`."""
 
     @property
     def iommu_group(self) -> int | None: ...
@@ -54,12 +54,12 @@ class GroupFacts(Protocol):
 
 
 def slot_of(address: PciAddress) -> str:
-    """Domain, bus and device: `0000:23:00`."""
+    """Return domain, bus and device: `0000:23:00`."""
     return address.rpartition(".")[0]
 
 
 def is_companion(gpu: Member, other: Member) -> bool:
-    """Whether the other function of the group belongs to the GPU: it is in the GPU's slot, and of its vendor.
+    """Return whether the other function of the group belongs to the GPU: it is in the GPU's slot, and of its vendor.
 
     The slot of a processor with graphics also has the host's USB controllers and its security processor, and the slot
     of a server's management controller has its graphics: those are of another vendor than the graphics.
@@ -73,8 +73,8 @@ def is_companion(gpu: Member, other: Member) -> bool:
 
 
 def with_companions(gpu: _Member, group: Iterable[_Member]) -> tuple[_Member, ...]:
-    """The GPU and its companions that a virtual machine gets with it, in the order of `group`: what a claim may bind,
-    and nothing else. One that is on `pci-stub` stays there."""
+    """Return the functions that a claim may bind: the GPU and the companions that a virtual machine gets with it, in
+    the order of `group`. A companion on `pci-stub` stays there."""
     return tuple(
         member
         for member in group
@@ -83,15 +83,15 @@ def with_companions(gpu: _Member, group: Iterable[_Member]) -> tuple[_Member, ..
 
 
 def is_in_the_way(member: Member) -> bool:
-    """It is on a driver beside which the kernel gives its group to no virtual machine."""
+    """Return whether the member's driver keeps its group from every virtual machine."""
     return member.driver is not None and not member.vfio_bound and member.driver not in _WITHOUT_DMA
 
 
 def not_viable(
     gpu: Member, facts: GroupFacts, group: Iterable[Member], to_bind: Container[PciAddress] = ()
 ) -> Reason | None:
-    """Why the kernel gives the GPU's group to no virtual machine; None if it does. `to_bind`: the functions that a
-    claim binds to vfio first."""
+    """Return why the kernel gives the GPU's group to no virtual machine; None if it gives it to one. `to_bind` has the
+    functions that a claim binds to vfio first."""
     if facts.direct_region:
         return Reason(
             Cause.RESERVED_REGION,

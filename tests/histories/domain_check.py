@@ -242,7 +242,7 @@ class _Labels:
                 self._asked.pop((daemon, token), None)
             case ClaimRead(_, Claim() as claim, ClaimsOf.DOMAINS):
                 self._read.add((daemon, claim.name.uid))
-            case LabelRead(_, NodeLabel() as found) if not step.before.domains.label.known:
+            case LabelRead(_, NodeLabel() as found) if not step.before.domains.label.is_read:
                 self._stale[daemon] = found.value if not list(self._live()) else None
             case _:
                 pass

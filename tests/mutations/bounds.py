@@ -401,7 +401,7 @@ BOUNDS: Final = (
     Mutation(
         "a domain that no claim has is never forgotten",
         "core/domains/reads.py",
-        "    if not domains.known.keys() <= uids:\n",
+        "    if not domains.views.keys() <= uids:\n",
         "    if False:\n",
         "tests/core/domains/test_prepare.py::test_a_domain_without_a_claim_is_forgotten",
     ),

@@ -215,7 +215,7 @@ def _started(outside: Outside, at: float) -> Node:
 def _watched(node: N) -> N:
     """The node with what follows for the label from the claims as they are now."""
     o = node.outside
-    if o.is_stale is None and node.state.domains.label.known:
+    if o.is_stale is None and node.state.domains.label.is_read:
         is_read = all(entry.claim is not None for entry in node.entries.values() if entry.state in OWNING)
         node = node.with_(is_stale=not _channels(node, OWNING)) if is_read else node
     owned = {of.domain for of, _ in _channels(node, OWNING)}
@@ -292,7 +292,7 @@ def domain_read(node: Node) -> Node:
 def label_read(node: Node) -> Node:
     """The API server answers the read of the label."""
     o = node.outside
-    found = o.found if node.state.domains.label.known else o.label
+    found = o.found if node.state.domains.label.is_read else o.label
     return node.with_(is_edited=False, found=found).stepped(
         LabelRead(node.wanted.label_read, NodeLabel(o.label))
     )
@@ -561,7 +561,7 @@ def _check_nothing(node: Node) -> None:
     o, claims = node.outside, node.state.domains.claims
     if o.kubelet.calls or claims.calls:
         raise WrongError(f"calls were never answered: {dict(o.kubelet.calls)}")
-    if claims.entries or o.files or stored(o.disk) or claims.reads or node.state.domains.known:
+    if claims.entries or o.files or stored(o.disk) or claims.reads or node.state.domains.views:
         raise WrongError(f"something is left: {dict(claims.entries)}, files {o.files}, disk {stored(o.disk)}")
     if o.label is not None:
         raise WrongError(f"no claim is left, and the label is {o.label}")
@@ -638,7 +638,7 @@ def of_reads(domains: Domains, ranks: Mapping[int, int], at: float) -> object:
             max(view.read_at - at, -DAEMON_SETTLES_S),
             (ranks[view.refresh.outstanding or 0], view.refresh.again, view.refresh.due_at - at),
         )
-        for uid, view in domains.known.items()
+        for uid, view in domains.views.items()
     )
     return label, views, ranks[imex.number], imex.facts, imex.refresh.due_at - at
 
@@ -647,7 +647,7 @@ def _numbers(domains: Domains) -> Iterable[int]:
     label = domains.label
     yield from (0, label.refresh.outstanding or 0, label.added, label.absent)
     yield domains.imex.number
-    for view in domains.known.values():
+    for view in domains.views.values():
         yield from (view.number, view.refresh.outstanding or 0)
     for entry in domains.claims.entries.values():
         yield entry.since

@@ -126,7 +126,7 @@ def _a_lost_label_stays_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 def _a_stale_label_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's."""
     judged = label._judged
-    monkeypatch.setattr(label, "_judged", lambda known, of: judged(replace(known, found=None), of))
+    monkeypatch.setattr(label, "_judged", lambda now, held: judged(replace(now, initial=None), held))
 
 
 def _the_daemon_of_the_label_before_counts(monkeypatch: pytest.MonkeyPatch) -> None:

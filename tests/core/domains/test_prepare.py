@@ -536,8 +536,8 @@ def test_a_domain_without_a_claim_is_forgotten() -> None:
     core.ready()
     core.prepare(DAEMON)
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
-    assert RED in core.state.domains.known
+    assert RED in core.state.domains.views
     core.unprepare(name("one"))
     core.unprepare(DAEMON)
     core.pass_time(CLAIM_TOMBSTONE_S + LABEL_LINGERS_S)
-    assert core.state.domains.known == {}
+    assert core.state.domains.views == {}

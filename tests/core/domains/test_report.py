@@ -74,7 +74,7 @@ def test_a_domain_in_use() -> None:
         readiness=Readiness.READY,
         problem="",
         changed_at=core.state.domains.since[RED][1],
-        read_at=core.state.domains.known[RED].read_at,
+        read_at=core.state.domains.views[RED].read_at,
     )
     assert [(r.name, r.state, r.devices, r.domain) for r in claim_reports(core.state.domains)] == [
         (DAEMON, ClaimState.PREPARED, ("daemon-0",), RED),
@@ -159,7 +159,7 @@ def test_ready_before_the_label_was_added_is_not_ready() -> None:
     core.prepare(ONE)
     core.held_back = {"domain"}
     core.release("label-patch")
-    view = core.state.domains.known[RED]
+    view = core.state.domains.views[RED]
     assert view.is_ready_by_status(NODE)
     assert (of_domain(core).status, of_domain(core).readiness) == (DomainStatus.NOT_READY, Readiness.UNREAD)
 

@@ -104,7 +104,7 @@ class DomainClaiming:
         assert config is not None
         assert entry.claim is not None
         assert domains.settings is not None
-        domain, imex = domains.known[config.domain].domain, domains.imex.facts
+        domain, imex = domains.views[config.domain].domain, domains.imex.facts
         assert domain is not None
         assert imex is not None
         own = claimed_domain(entry.claim, config, domain, imex, domains.settings)

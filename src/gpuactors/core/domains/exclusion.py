@@ -61,16 +61,16 @@ def conflict(domains: Domains, entry: ClaimRecord) -> Conflict | None:
         return None
     if owner := _by_another_domain(domains, entry, config.domain):
         return Conflict(owner, is_owner=True)
-    if (not domains.label.known or domains.label.value is not None) and (
+    if (not domains.label.is_read or domains.label.value is not None) and (
         why := label.conflict(domains, config.domain)
     ) is not None:
-        return Conflict(why, is_owner=domains.label.known)
+        return Conflict(why, is_owner=domains.label.is_read)
     return None
 
 
 def unseen(domains: Domains, entry: ClaimRecord, config: DomainConfig) -> Reason | None:
     """Return which facts have not been read since the claim came, as an older view is no fact; None if all have."""
-    view = domains.known.get(config.domain)
+    view = domains.views.get(config.domain)
     if view is None or view.number <= entry.since:
         why = f": {view.problem}" if view is not None and view.problem else ""
         unread = f"the ComputeDomain {config.domain} has not been read yet{why}"
@@ -85,7 +85,7 @@ def _refused(domains: Domains, entry: ClaimRecord, config: DomainConfig) -> Reas
     """Return why waiting is of no use; None if it may be."""
     if (reason := _without_domain(domains, config.domain)) is not None:
         return reason
-    domain = domains.known[config.domain].domain
+    domain = domains.views[config.domain].domain
     if config.kind is DeviceKind.CHANNEL and domain is not None and entry.name.namespace != domain.namespace:
         return Reason(
             Cause.INVALID_CONFIGURATION,
@@ -96,7 +96,7 @@ def _refused(domains: Domains, entry: ClaimRecord, config: DomainConfig) -> Reas
 
 
 def _without_domain(domains: Domains, uid: DomainUid) -> Reason | None:
-    domain = domains.known[uid].domain
+    domain = domains.views[uid].domain
     if domain is not None and domain.is_deleted:
         deleted = f"the ComputeDomain {domain} is being deleted: delete the pod"
         return Reason(Cause.DOMAIN_NOT_FOUND, deleted)
@@ -203,7 +203,7 @@ def channels_lack(domains: Domains, uid: DomainUid) -> Reason | None:
     """Return why the channels of a domain are not usable on this node, as far as it has been read; None if they are."""
     if (why := daemon_lacks(domains, uid)) is not None:
         return why
-    settings, view = domains.settings, domains.known.get(uid)
+    settings, view = domains.settings, domains.views.get(uid)
     assert settings is not None
     if settings.mode is not DomainMode.ON or readiness(domains, uid) is Readiness.READY:
         return None
@@ -217,7 +217,7 @@ def channels_lack(domains: Domains, uid: DomainUid) -> Reason | None:
 def daemon_lacks(domains: Domains, uid: DomainUid) -> Reason | None:
     """Return why the domain's daemon cannot be Ready here: the domain, IMEX, the label, then its own claim. For one
     that the host manages, return why it is not ready. None if nothing is missing."""
-    settings, view = domains.settings, domains.known.get(uid)
+    settings, view = domains.settings, domains.views.get(uid)
     assert settings is not None
     if view is not None and view.number and (reason := _without_domain(domains, uid)) is not None:
         return reason
@@ -237,7 +237,7 @@ def daemon_lacks(domains: Domains, uid: DomainUid) -> Reason | None:
 
 
 def _named(domains: Domains, uid: DomainUid) -> str:
-    view = domains.known.get(uid)
+    view = domains.views.get(uid)
     return f"the ComputeDomain {view.domain if view is not None and view.domain is not None else uid}"
 
 
@@ -245,7 +245,7 @@ def readiness(domains: Domains, uid: DomainUid) -> Readiness:
     """Return the daemon's readiness by the clique or the ComputeDomain, as last read. NVIDIA's plugin takes either:
     while its driver changes from one to the other (an upgrade, a rollback, a gate), a clique may be there that this
     node's daemon does not write."""
-    view, settings = domains.known.get(uid), domains.settings
+    view, settings = domains.views.get(uid), domains.settings
     assert settings is not None
     if view is None or view.number <= domains.label.added:
         return Readiness.UNREAD
@@ -269,7 +269,7 @@ def _is_of_now(domains: Domains, uid: DomainUid, view: DomainView) -> bool:
 def has_daemon(domains: Domains, domain: DomainUid) -> bool:
     """Return whether the claim of the domain's daemon on this node is prepared. A daemon that was there before the
     label is being ended, unless it is still there some time later."""
-    view, label_now = domains.known.get(domain), domains.label
+    view, label_now = domains.views.get(domain), domains.label
     is_settled = view is not None and view.read_at >= label_now.added_at + DAEMON_SETTLES_S
     return any(is_settled or entry.name.uid not in label_now.before for entry in _daemons(domains, domain))
 

@@ -131,7 +131,7 @@ def wanted_of(domains: Domains) -> DomainUid | None:
 
 def _is_addable(domains: Domains, domain: DomainUid) -> bool:
     """Return whether the domain was read since the label was seen to be absent, and was there."""
-    view = domains.known.get(domain)
+    view = domains.views.get(domain)
     if view is None or view.number <= domains.label.absent:
         return False
     return view.domain is not None and not view.domain.is_deleted
@@ -147,7 +147,7 @@ def conflict(domains: Domains, domain: DomainUid) -> Reason | None:
     label, settings = domains.label, domains.settings
     node = settings.node if settings is not None else ""
     problem = f": {label.problem}" if label.problem else ""
-    if not label.known:
+    if not label.is_read:
         unread = f"the label {LABEL} of the node {node} has not been read yet{problem}"
         return Reason(Cause.API_SERVER_FAILED, unread)
     if label.unsure:
@@ -162,7 +162,7 @@ def conflict(domains: Domains, domain: DomainUid) -> Reason | None:
         going = ", and is being removed" if label.is_going else ""
         other = f"the label {LABEL} of the node {node} still names {label.value}{going}{problem}"
         return Reason(Cause.API_SERVER_FAILED if problem else Cause.OTHER_DOMAIN, other)
-    if label.found == label.value:
+    if label.initial == label.value:
         return Reason(
             Cause.API_SERVER_FAILED,
             f"the label {LABEL} of the node {node} is {quoted_id(label.value)}; its owner is unknown until all claims "
@@ -197,7 +197,7 @@ def decided(domains: Domains, at: float) -> tuple[Domains, list[Effect]]:
     if label.before and (remaining := label.before & _daemons(domains)) != label.before:
         label = replace(label, before=remaining)
     domains = replace(domains, label=label)
-    if not label.known and label.refresh.outstanding is None and label.retry_at > at:
+    if not label.is_read and label.refresh.outstanding is None and label.retry_at > at:
         return (asked(domains) if label.retry_at == math.inf else domains), lines
     if not label.is_idle:
         return domains, lines
@@ -226,15 +226,15 @@ def _lingering(
 
 
 def _judged(label: Label, held_domains: Held) -> Label:
-    """Decide which values gpuactors has set. A value found at the start, while no claim had a channel, was left by an
-    earlier daemon; a claim that waits for a channel came later. A claim that was found by its files may have a channel:
-    then this is decided when the claim has been read, or is gone."""
+    """Decide which values gpuactors has set. A value that the label had at the start, while no claim had a channel, was
+    left by an earlier daemon; a claim that waits for a channel came later. A claim that was found by its files may have
+    a channel: then this is decided when the claim has been read, or is gone."""
     for domain in sorted(held_domains.owning - {*label.ours}):
         label = replace(label, ours=_with_ours(label, domain))
-    if label.found is None or not held_domains.is_complete:
+    if label.initial is None or not held_domains.is_complete:
         return label
-    ours = label.ours if held_domains.owning else _with_ours(label, label.found)
-    return replace(label, found=None, ours=ours)
+    ours = label.ours if held_domains.owning else _with_ours(label, label.initial)
+    return replace(label, initial=None, ours=ours)
 
 
 def _named(label: Label, held_domains: Held) -> tuple[Label, list[Effect]]:
@@ -282,16 +282,16 @@ def read(
         return domains, []
     if isinstance(answer, Failure):
         return _failed(domains, label, answer, at)
-    first = label.found if label.known else answer.value
-    is_new = label.known and answer.value not in (
+    initial = label.initial if label.is_read else answer.value
+    is_new = label.is_read and answer.value not in (
         None,
         label.value,
     )  # such as by a patch whose answer was lost
     after = replace(
         label,
         value=answer.value,
-        known=True,
-        found=first,
+        is_read=True,
+        initial=initial,
         added=domains.last if is_new else label.added,
         added_at=at if is_new else label.added_at,
         absent=domains.last if answer.value is None else label.absent,

@@ -83,7 +83,7 @@ def domains_wanted(state: NodeState) -> DomainsWanted:
         LabelPatchWanted(label, patch) if patch is not None else None,
         tuple(
             DomainReadWanted(view.refresh.outstanding, uid, clique_id, _namespace(domains, uid))
-            for uid, view in domains.known.items()
+            for uid, view in domains.views.items()
             if view.refresh.outstanding is not None
         ),
         waited_for(domains),

@@ -39,9 +39,9 @@ def first_domains(settings: DomainSettings) -> Domains:
 
 def domain_asked(domains: Domains, uid: DomainUid) -> Domains:
     """Request a read of a domain, now or after the outstanding one."""
-    view = domains.known.get(uid, DomainView())
+    view = domains.views.get(uid, DomainView())
     last, refresh = asked(domains.last, view.refresh)
-    return replace(domains, last=last, known={**domains.known, uid: replace(view, refresh=refresh)})
+    return replace(domains, last=last, views={**domains.views, uid: replace(view, refresh=refresh)})
 
 
 def imex_asked(domains: Domains) -> Domains:
@@ -60,7 +60,7 @@ def touched(domains: Domains) -> Domains:
 def domain_read(domains: Domains, read: DomainRead, at: float) -> tuple[Domains, list[Effect]]:
     """Handle the API server's answer about a domain. Nothing follows from a failure but another try."""
     uid, domain = read.uid, read.domain
-    view = domains.known.get(uid)
+    view = domains.views.get(uid)
     if view is None or view.refresh.outstanding != read.number:
         return domains, []
     if not isinstance(domain, Failure):
@@ -75,7 +75,7 @@ def domain_read(domains: Domains, read: DomainRead, at: float) -> tuple[Domains,
 
 
 def _answered(domains: Domains, uid: DomainUid, view: DomainView) -> Domains:
-    after = replace(domains, known={**domains.known, uid: replace(view, refresh=Refresh())})
+    after = replace(domains, views={**domains.views, uid: replace(view, refresh=Refresh())})
     return domain_asked(after, uid) if view.refresh.again else after
 
 
@@ -119,17 +119,17 @@ def on_state_changed(domains: Domains, at: float) -> Domains:
     """Forget domains without a claim, and read what claims wait for now or soon."""
     entries = domains.claims.entries.values()
     uids = {config.domain for entry in entries if (config := domain_of(entry).config) is not None}
-    if not domains.known.keys() <= uids:
-        domains = replace(domains, known={u: v for u, v in domains.known.items() if u in uids})
+    if not domains.views.keys() <= uids:
+        domains = replace(domains, views={u: v for u, v in domains.views.items() if u in uids})
     waited = waited_for(domains)
     for uid in waited:
-        view = domains.known.get(uid, DomainView())
+        view = domains.views.get(uid, DomainView())
         is_old = view.number <= max(domains.label.added, domains.label.absent)
         if view.refresh.outstanding is None and is_old and not view.problem:
             domains = domain_asked(domains, uid)
         elif view.refresh.outstanding is None and view.refresh.due_at == math.inf:
             soon = view.refresh.due_by(at + DOMAIN_READ_S)
-            domains = replace(domains, known={**domains.known, uid: replace(view, refresh=soon)})
+            domains = replace(domains, views={**domains.views, uid: replace(view, refresh=soon)})
     imex = domains.imex
     if waited and not imex.number and not imex.problem and imex.refresh.outstanding is None:
         return imex_asked(domains)
@@ -153,7 +153,7 @@ def _imex_look_s(domains: Domains, *, is_waited_for: bool) -> float:
 
 def due(domains: Domains, at: float) -> Domains:
     """Request the reads that are due."""
-    for uid, view in domains.known.items():
+    for uid, view in domains.views.items():
         if view.refresh.deadline <= at:
             domains = domain_asked(domains, uid)
     return imex_asked(domains) if domains.imex.refresh.deadline <= at else domains
@@ -161,7 +161,7 @@ def due(domains: Domains, at: float) -> Domains:
 
 def deadline(domains: Domains) -> float:
     """Return when the next read is due; infinite if never."""
-    views = (view.refresh.deadline for view in domains.known.values())
+    views = (view.refresh.deadline for view in domains.views.values())
     return min(min(views, default=math.inf), domains.imex.refresh.deadline)
 
 
@@ -176,5 +176,5 @@ def waited_for(domains: Domains) -> tuple[DomainUid, ...]:
 
 def _is_gone(domains: Domains, uid: DomainUid) -> bool:
     """Return whether the domain was read, and is missing or being deleted: it does not come back."""
-    view = domains.known.get(uid)
+    view = domains.views.get(uid)
     return view is not None and view.number > 0 and (view.domain is None or view.domain.is_deleted)

@@ -91,7 +91,7 @@ def _report(domains: Domains, uid: DomainUid) -> DomainReport:
         if (config := domain_of(e).config) is not None and config.domain == uid
     ]
     daemons = [e.name.uid for e in of_it if _takes_part(e, uid, DeviceKind.DAEMON)]
-    view = domains.known.get(uid)
+    view = domains.views.get(uid)
     namespace, name = _name(domains, uid, of_it)
     status, missing = _status(domains, uid, [e for e in of_it if _takes_part(e, uid, DeviceKind.CHANNEL)])
     return DomainReport(
@@ -112,7 +112,7 @@ def _report(domains: Domains, uid: DomainUid) -> DomainReport:
 def _name(domains: Domains, uid: DomainUid, of_it: list[ClaimRecord]) -> tuple[str, str]:
     """Return the domain's namespace and name as last read. For one that is gone, or that this daemon has not read,
     return those that its claim has."""
-    view = domains.known.get(uid)
+    view = domains.views.get(uid)
     if view is not None and view.domain is not None:
         return view.domain.namespace, view.domain.name
     own = next((own for entry in of_it if (own := domain_of(entry).domain) is not None and own.name), None)
@@ -176,8 +176,8 @@ class LabelReport(Struct, frozen=True, gc=False):
 def label_report(domains: Domains) -> LabelReport:
     """Return the label without outstanding or unsure parts: those are no facts."""
     node_label = domains.label
-    if not node_label.known or node_label.unsure:
-        status, value = LabelStatus.UNSURE if node_label.known else LabelStatus.UNREAD, None
+    if not node_label.is_read or node_label.unsure:
+        status, value = LabelStatus.UNSURE if node_label.is_read else LabelStatus.UNREAD, None
     elif node_label.patch is not None:
         status, value = (
             LabelStatus.REMOVING if node_label.is_going else LabelStatus.ADDING,

@@ -33,13 +33,13 @@ class Label(Struct, frozen=True, gc=False):
 
     value: str | None = None
     """The value as last read or patched; None if the label is absent, or not known."""
-    known: bool = False
+    is_read: bool = False
     """True if the label has been read since this daemon serves."""
     ours: tuple[str, ...] = ()
-    """The values that may be removed, the last LABELS_KEPT: those of the claims' domains here, and the one found at the
-    start while no claim had a channel. Any other value is foreign."""
-    found: str | None = None
-    """The value found at the start, until all claims that may have a channel have been read."""
+    """The values that may be removed, the last LABELS_KEPT: those of the claims' domains here, and the one at the
+    start if no claim had a channel then. Any other value is foreign."""
+    initial: str | None = None
+    """The value at the start, until all claims that may have a channel have been read."""
     foreign: str | None = None
     """The foreign value that the log has named; None without one."""
     refresh: Refresh = field(default_factory=Refresh)
@@ -77,7 +77,7 @@ class Label(Struct, frozen=True, gc=False):
     @property
     def is_idle(self) -> bool:
         """True if nothing is under way, so that the label can be decided on."""
-        return self.known and self.refresh.outstanding is None and self.retry_at == math.inf
+        return self.is_read and self.refresh.outstanding is None and self.retry_at == math.inf
 
 
 class DomainView(Struct, frozen=True, gc=False):
@@ -129,7 +129,7 @@ class Domains(Struct, frozen=True, gc=False, eq=False):
     last: int = 0
     """The last issued number."""
     label: Label = Label()
-    known: Mapping[DomainUid, DomainView] = field(default_factory=dict)
+    views: Mapping[DomainUid, DomainView] = field(default_factory=dict)
     """The domain of each claim here, as last read."""
     imex: ImexView = ImexView()
     strangers: tuple[ClaimedDevice, ...] | None = ()

@@ -8,7 +8,6 @@ device is.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Final, final
@@ -52,7 +51,7 @@ class Health(TrioService, v1.DraResourceHealthBase):
     """`v1.DRAResourceHealth` (kubelet 1.37) and `v1alpha1.DRAResourceHealth` (kubelet 1.34 to 1.36), which has the same
     messages. `now` is the time of day in seconds since 1970."""
 
-    def __init__(self, health: HealthReader, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, health: HealthReader, now: Callable[[], float]) -> None:
         self._health = health
         self._now = now
 

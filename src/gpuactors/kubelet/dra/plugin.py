@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -59,8 +60,8 @@ class PluginIo(Struct, frozen=True):
     dial: Dial = connect_unix
     later: LaterSockets = lambda _own: ()
     """See `successor.later_sockets`; without it no successor is found."""
-    now: Callable[[], float] | None = None
-    """The time of day, in seconds since 1970; None for the node's clock."""
+    now: Callable[[], float] = time.time
+    """The time of day, in seconds since 1970."""
     remove_dead: Callable[[str, str, str], tuple[str, ...]] = lambda _registry, _plugin_dir, _driver: ()
     """See `dead_sockets.remove_dead`; without it nothing is removed."""
 
@@ -112,9 +113,8 @@ class UnixClaims:
         on_status: Callable[[PluginStatus], None],
     ) -> AsyncIterator[UnixClaimsEndpoint]:
         calls = ClaimCalls(caller, self._on_failure)
-        clock = () if self._io.now is None else (self._io.now,)
         api = Server(
-            [*(DraPlugin(calls, package) for package in PACKAGES), Health(health, *clock)],
+            [*(DraPlugin(calls, package) for package in PACKAGES), Health(health, self._io.now)],
             drain_s=limits.DRAIN_S,
         )
         registration = Server(

@@ -146,11 +146,14 @@ class Answers:
         """Only a choice of one card is judged: kubelet's choice of several may need a group in use."""
         if not isinstance(reply.answer, Preferred) or len(call.requests) != 1 or not self._is_readable():
             return
-        chosen = self._meant(call.resource, reply.answer.containers[0])
+        answered = reply.answer.containers[0]
+        chosen = self._meant(call.resource, answered)
         if len(chosen) != 1:
             return
-        ours = {g.card for g in given_by_us(self._world)}
-        given = sorted(card for card in self._members(*chosen) - chosen if card in ours)
+        # A pod has the chosen card itself only by another ID. The daemon knows that of an address, not of any number.
+        ours = {g.card for g in given_by_us(self._world)} - chosen
+        ours |= {g.card for g in given_by_us(self._world) if g.card == g.device and g.device not in answered}
+        given = sorted(self._members(*chosen) & ours)
         offered = self._meant(call.resource, call.requests[0].available)
         free = sorted(card for card in offered - chosen if self._is_free(card))
         if given and free:

@@ -389,7 +389,8 @@ def _check_failed(world: World, answers: Answers) -> None:
         if pod.phase is not Phase.FAILED:
             continue
         refused = answers.refusal_of(pod)
-        if failed_for_nothing(pod.message, refused, world.counts):
+        by_older_id = any((resource, i) in world.older for resource, _ in pod.requests for i in pod.asked_for)
+        if failed_for_nothing(pod.message, refused, world.counts, by_older_id=by_older_id):
             raise ViolationError("a pod failed for nothing", f"{pod.name}: {pod.message}")
 
 

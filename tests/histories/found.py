@@ -345,6 +345,10 @@ FOUND: Final[dict[str, Script]] = {
             "a daemon crashes; an older plugin has given a card away@2; the node reboots+0.001; "
             "pods come in a burst+3; a pod ends+3; the node reboots+3; a pod comes"
         ),
+        "after a reboot an ended pod's older ID means a card that another pod has by its address": (
+            "a daemon crashes; an older plugin has given a card away@2; a daemon starts+3; pods come in a burst+3; "
+            "the node reboots+11; pods come in a burst+3"
+        ),
         "kubelet's file is damaged just when it starts again": (
             "pods come in a burst+0.05; kubelet stops; a pod is force-deleted+0.3; kubelet starts; "
             "the ledger file is damaged"

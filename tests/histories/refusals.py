@@ -170,29 +170,42 @@ _ENDS: Final = (
 )
 
 _OLDER: Final = "an older plugin has given a card away"
+_REBOOTS: Final = "the node reboots"
 
 
-def failed_for_nothing(message: str, refused: Refused | None, happened: Container[str]) -> bool:
+def failed_for_nothing(
+    message: str, refused: Refused | None, happened: Container[str], *, by_older_id: bool = False
+) -> bool:
     """Whether a pod failed without a cause: none of the events that can lead to it has happened.
 
-    `refused` is the daemon's answer to its Allocate, None if the daemon did not refuse it.
+    `refused` is the daemon's answer to its Allocate, None if the daemon did not refuse it. `by_older_id`: kubelet asked
+    for a card by a group's number.
     """
     if refused is not None:
         kinds = {kind for cause in refused.causes for kind in _EVENTS.get(cause, ())}
         if any(kind in happened for kind in _HAND_OVERS):
             kinds |= {_SLOW[cause] for cause in refused.causes if cause in _SLOW}
         kinds |= {kind for fault, kind in _CRASHES.items() if str(PlannedCrashError(fault)) in refused.reason}
-        return not (any(kind in happened for kind in kinds) or _is_unknowable(refused, happened))
+        unknowable = _is_unknowable(refused, happened, by_older_id=by_older_id)
+        return not (unknowable or any(kind in happened for kind in kinds))
     kinds = {kind for pattern, events in _KUBELETS if re.search(pattern, message) for kind in events}
     return not any(kind in happened for kind in kinds)
 
 
-def _is_unknowable(refused: Refused, happened: Container[str]) -> bool:
+def _is_unknowable(refused: Refused, happened: Container[str], *, by_older_id: bool) -> bool:
     """Until it has read the ledger once, a daemon cannot know of a pod that was there before it: a card that the pod
     has by another ID, and has not opened yet, is listed Healthy, and refused as soon as the ledger can be read.
     Kubelet's
     file has only the UID of that pod, which may have ended since: only List would show it. So a card that the file
-    still gives to a pod that has ended, and that another pod has by another ID, is listed by both."""
+    still gives to a pod that has ended, and that another pod has by another ID, is listed by both.
+
+    After a reboot the number of a group means another card, and kubelet admits each living pod anew, for which its
+    device must be Healthy. Until List shows that the pod of the number has ended, the card of that group is Healthy by
+    the number, too, though another pod has it by its address: kubelet may ask for it when no other card is free."""
     pods = [given.to for given in refused.owners if isinstance(given.to, Pod)]
     older = any(not pod.name or pod.name.startswith(OLDER_POD) for pod in pods)
-    return older and _OLDER in happened and any(kind in happened for kind in (*UNREAD, *_ENDS))
+    if _OLDER not in happened:
+        return False
+    if by_older_id and pods and _REBOOTS in happened:
+        return True
+    return older and any(kind in happened for kind in (*UNREAD, *_ENDS))

@@ -8,9 +8,11 @@ from typing import Final
 
 import pytest
 
+from gpuactors.core.deviceplugin import calls
+from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.ledger import identity
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import DeviceKey, Resolved
+from gpuactors.core.values.model import DeviceId, DeviceKey, Resolved
 from gpuactors.core.values.owner import Named
 from tests.histories.play import play
 from tests.histories.script import Script, Step, parse_script
@@ -33,6 +35,11 @@ it to one of the pods."""
 
 KEPT: Final = (*GIVEN_AGAIN, *parse_script("a pod ends+3; the node reboots+3"))
 """That pod keeps `3` over a reboot; the pod of the first card has ended."""
+
+TAKEN: Final = parse_script(
+    f"a daemon crashes; {OLDER}@2; a daemon starts+3; pods come in a burst+3; the node reboots+3; a pod comes+3"
+)
+"""The last pod is offered `3`, by which kubelet's file names the card of another pod, and a card that is free."""
 
 OF_ANOTHER_PLUGIN: Final = parse_script(
     f"a daemon crashes; {OLDER}@2; the node reboots+0.001; a second plugin takes our resource+0.001; "
@@ -110,3 +117,19 @@ def test_another_plugin_gives_no_id_of_its_resource_away_twice(event: str) -> No
     played = play((*once, *once), SEED)
     assert played.failure is None, played.failure
     assert played.script == once
+
+
+def test_a_card_that_a_pod_has_is_not_preferred_by_its_number_to_a_free_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passed = play(TAKEN, SEED)
+    assert passed.failure is None, passed.failure
+    assert passed.script == TAKEN
+
+    def numbers_first(request: PreferenceRequest, *_: object) -> tuple[DeviceId, ...]:
+        return tuple(sorted(request.available, key=len)[: request.size])
+
+    monkeypatch.setattr(calls, "prefer", numbers_first)
+    failure = play(TAKEN, SEED).failure
+    assert failure is not None
+    assert failure.check == "a group in use was preferred to a free one"

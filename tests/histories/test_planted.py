@@ -279,6 +279,24 @@ def test_a_refused_pod_needs_a_cause(
     assert failed_for_nothing("any message of kubelet", refused, happened) is for_nothing
 
 
+@pytest.mark.parametrize(
+    ("owners", "happened", "by_older_id", "for_nothing"),
+    [
+        ((VM,), [OLDER_PLUGIN, "the node reboots"], True, False),
+        ((VM,), [OLDER_PLUGIN, "the node reboots"], False, True),
+        ((VM,), [OLDER_PLUGIN, "kubelet stops"], True, True),
+        ((VM,), ["the node reboots"], True, True),
+        ((), [OLDER_PLUGIN, "the node reboots"], True, True),
+    ],
+)
+def test_a_card_that_another_pod_has_is_asked_for_by_a_groups_number_only_after_a_reboot(
+    owners: tuple[Allocation, ...], happened: list[str], by_older_id: bool, for_nothing: bool
+) -> None:
+    refused = Refused(Refusal.FAILED_PRECONDITION, "any sentence", (Cause.ALLOCATED,), owners)
+    failed = failed_for_nothing("any message of kubelet", refused, happened, by_older_id=by_older_id)
+    assert failed is for_nothing
+
+
 CRASHED = "0000:01:00.0: internal error: PlannedCrashError('{} crashes as planned'); please report it"
 
 
@@ -323,7 +341,7 @@ def test_a_pod_that_no_daemon_refused_needs_a_cause(
 def test_every_cause_is_a_kind_of_event() -> None:
     assert {kind for kinds in refusals._EVENTS.values() for kind in kinds} <= KINDS.keys()
     assert {kind for _, kinds in refusals._KUBELETS for kind in kinds} <= KINDS.keys()
-    assert {refusals._OLDER, *refusals.UNREAD, *refusals._CRASHES.values()} <= KINDS.keys()
+    assert {refusals._OLDER, refusals._REBOOTS, *refusals.UNREAD, *refusals._CRASHES.values()} <= KINDS.keys()
 
 
 def test_a_loop_in_which_no_time_passes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuactors.core.assessment.assess import assess
-from gpuactors.core.assessment.inputs import by_group, unowned
+from gpuactors.core.assessment.inputs import unowned
 from gpuactors.core.devices.index import Index
 from gpuactors.core.values.group import GroupInputs, GroupKey, Owned, Short, UnownedUse
 from gpuactors.core.values.inventory import Device
@@ -37,7 +37,7 @@ def assessments(
 ) -> Mapping[DeviceKey, Assessment]:
     """Return the assessment of each device of the index. `short`: see `Host`. `ledger`: the number of the read that
     kubelet's ledger is from, and why it cannot be read now."""
-    groups, used = by_group(index.devices, index.group_of), index.in_use - index.owned.keys()
+    groups, used = index.devices_by_group, index.in_use - index.owned.keys()
     uses = unowned(groups, used, polls.groups, polls.seen, orphans, *ledger, device_lists) if used else {}
     return _assessed(groups, index.owned, polls.groups, uses, _shortages(short, index.devices))
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from gpuactors.core.devices.index import Index
 from gpuactors.core.values.group import GroupInputs, GroupKey, UnownedUse
 from gpuactors.core.values.inventory import Device, orphans_of
-from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
     DeviceKey,
     DeviceList,
@@ -24,17 +23,6 @@ from gpuactors.core.values.model import (
 )
 
 
-@memoized
-def by_group(
-    devices: Mapping[DeviceKey, Device], group_of: Mapping[DeviceKey, GroupKey]
-) -> Mapping[GroupKey, tuple[Device, ...]]:
-    """Return the devices of each group, as `devices` sorted by key."""
-    members: dict[GroupKey, list[Device]] = {}
-    for key, device in devices.items():
-        members.setdefault(group_of[key], []).append(device)
-    return {group: tuple(of_group) for group, of_group in members.items()}
-
-
 def holder_inputs(
     key: DeviceKey,
     index: Index,
@@ -45,8 +33,7 @@ def holder_inputs(
     """Return the inputs of the device's group that show its holders: its use as well where kubelet has given it to a
     pod. `ledger`: see `assessments`."""
     group = index.group_of.get(key, key)
-    devices = by_group(index.devices, index.group_of).get(group, ())
-    owners = index.owned.get(group, ())
+    devices, owners = index.devices_by_group.get(group, ()), index.owned.get(group, ())
     if not (isinstance(group, int) and group in index.in_use and devices):
         return GroupInputs(group, devices, owners)
     uses = unowned({group: devices}, {group}, polls.groups, polls.seen, orphans, *ledger, {})

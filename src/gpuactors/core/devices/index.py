@@ -13,7 +13,15 @@ from collections.abc import Iterable, Mapping, Set
 from msgspec import Struct
 
 from gpuactors.core.devices.holdings import holdings, owned, unresolved
-from gpuactors.core.devices.inventory import Inventory, by_id, devices, inventory_of, meanings_of, polled
+from gpuactors.core.devices.inventory import (
+    Inventory,
+    by_id,
+    devices,
+    devices_by_group,
+    inventory_of,
+    meanings_of,
+    polled,
+)
 from gpuactors.core.devices.others import doubted, of_ids, others
 from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.group import GroupKey, Owned
@@ -60,6 +68,8 @@ class Index(Struct, frozen=True, gc=False):
     daemon served, as long as a pod has a device of them by an ID of gpuactors."""
     devices: Mapping[DeviceKey, Device]
     """The selected and the allocated devices, sorted by key, from `inventory.devices`."""
+    devices_by_group: Mapping[GroupKey, tuple[Device, ...]]
+    """The devices of each group, sorted by key."""
     unbinding: frozenset[DeviceKey]
     """The devices that may be in the middle of an unbind."""
     by_id: Mapping[ResourceName, Mapping[DeviceId, Device]]
@@ -137,6 +147,7 @@ def index(
         inspected_always=meanings.inspected_always,
         resources=resources,
         devices=node_devices,
+        devices_by_group=devices_by_group(node_devices, inventory.group_of),
         unbinding=frozenset([key for key, device in node_devices.items() if device.may_be_unbinding]),
         by_id=by_id(node_devices, meanings.aliases, listed_aliases),
         listed_aliases=listed_aliases,

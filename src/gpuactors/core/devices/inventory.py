@@ -138,6 +138,17 @@ def devices(
 
 
 @memoized
+def devices_by_group(
+    devices: Mapping[DeviceKey, Device], group_of: Mapping[DeviceKey, GroupKey]
+) -> Mapping[GroupKey, tuple[Device, ...]]:
+    """Derive `Index.devices_by_group`."""
+    members: dict[GroupKey, list[Device]] = {}
+    for key, device in devices.items():
+        members.setdefault(group_of[key], []).append(device)
+    return {group: tuple(of_group) for group, of_group in members.items()}
+
+
+@memoized
 def polled(
     groups: Mapping[int, tuple[PciFunction, ...]],
     devices: Mapping[DeviceKey, Device],

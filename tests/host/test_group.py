@@ -42,7 +42,7 @@ def root(tree: HostTree) -> HostRoot:
 def test_a_group_has_all_its_functions_and_says_which_are_bridges(tree: HostTree, kernel: FakeKernel) -> None:
     group = GroupReader(root(tree)).read(GPU)
     assert group is not None
-    assert (group.number, group.has_node) == (51, True)
+    assert (group.iommu_group, group.has_node) == (51, True)
     assert [(f.address, is_bridge(f.class_code)) for f in group.functions] == [
         (BRIDGE, True),
         (GPU, False),

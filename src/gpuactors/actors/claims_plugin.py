@@ -19,8 +19,6 @@ from gpuactors.ports.errors import KubeletError
 
 
 class ClaimsPorts(Struct, frozen=True):
-    """The ports of the plugin."""
-
     kubelet: ClaimsKubelet
     caller: ClaimCaller
     health: LatestReader[tuple[DeviceHealth, ...]]

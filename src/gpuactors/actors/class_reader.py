@@ -25,8 +25,6 @@ that has just started has read its roles. An older role has no right to list the
 
 
 class ClassPorts(Struct, frozen=True):
-    """The ports of a reader."""
-
     classes: DeviceClassApi
     on_contested: Callable[[DeviceClass], None]
     """Called with each class that takes a resource of gpuactors; must not raise, as the other one."""

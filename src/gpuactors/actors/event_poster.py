@@ -30,8 +30,6 @@ EVENT_LOOK_S: Final = 2.0
 
 
 class PosterPorts(Struct, frozen=True):
-    """The ports of a poster."""
-
     events: EventApi
     claims: ClaimApi
     """The source of the pods that claims are reserved for."""

@@ -37,8 +37,6 @@ assert FEATURES_RENEW_S + FEATURES_RETRY_S < FEATURES_EXPIRE_S
 
 
 class FeaturePorts(Struct, frozen=True):
-    """The ports of the keeper."""
-
     file: FeatureFile
     on_problem: Callable[[str], None]
     """Called once per outage with the reason why the file cannot be written; must not raise."""

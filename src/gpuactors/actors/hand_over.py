@@ -49,8 +49,6 @@ T = TypeVar("T")
 
 
 class HandOverPorts(Struct, frozen=True):
-    """The ports of the hand-over."""
-
     control: Control
     state: LatestReader[NodeState]
     ready: LatestReader[bool]

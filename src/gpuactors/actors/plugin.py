@@ -26,8 +26,6 @@ from gpuactors.ports.node import Caller, Endpoint, Kubelet
 
 
 class PluginPorts(Struct, frozen=True):
-    """The ports of every plugin."""
-
     kubelet: Kubelet
     caller: Caller
     inbox: trio.MemorySendChannel[Event]

@@ -70,8 +70,6 @@ RESTORE_CALM_S: Final = 600.0
 
 
 class PublisherPorts(Struct, frozen=True):
-    """The ports of a publisher."""
-
     slices: SliceApi
     node: NodeApi
     tell: Callable[[Publication], Awaitable[None]]

@@ -273,8 +273,8 @@ class SysfsBinder:
             return self._result(task, group)
         # Of two GPUs of one group, the second act waits for the first one.
         async with (
-            self._turns.setdefault(group.number, trio.Lock()),
-            self._open_writes(group.number) as writes,
+            self._turns.setdefault(group.iommu_group, trio.Lock()),
+            self._open_writes(group.iommu_group) as writes,
         ):
             # Only now nobody else writes: an earlier act may have come to its end meanwhile.
             group = await self._look(task.device)
@@ -434,13 +434,13 @@ class SysfsBinder:
         if named:
             raise ActError(
                 ActFault.IN_USE,
-                f"{_named(named)} has a device of IOMMU group {group.number} open: its driver would wait for it "
+                f"{_named(named)} has a device of IOMMU group {group.iommu_group} open: its driver would wait for it "
                 f"without limit. {self._end_of(named)}",
             )
         if users.unseen:
             raise ActError(
                 ActFault.IN_USE,
-                f"whether a process uses IOMMU group {group.number} cannot be known, as {users.unseen}: give the "
+                f"whether a process uses IOMMU group {group.iommu_group} cannot be known, as {users.unseen}: give the "
                 f"daemon the host's processes in {self._root.real(PROC)}, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE",
             )
         return frozenset(address for opened in held.values() for address in opened)

@@ -60,24 +60,21 @@ class GroupFunction(Struct, frozen=True):
 
     @property
     def address(self) -> PciAddress:
-        """Its address."""
         return self.bound.address
 
     @property
     def driver(self) -> str | None:
-        """The driver that it is bound to."""
         return self.bound.driver
 
     @property
     def vfio_bound(self) -> bool:
-        """True if that is a vfio driver."""
         return self.bound.vfio
 
 
 class Group(Struct, frozen=True):
     """An IOMMU group."""
 
-    number: int
+    iommu_group: int
     functions: tuple[GroupFunction, ...]
     """The PCI functions in the group, sorted by address, bridges included."""
     has_node: bool
@@ -86,11 +83,6 @@ class Group(Struct, frozen=True):
     """See `PciFunction.other_members`."""
     direct_region: str = ""
     """See `PciFunction.direct_region`."""
-
-    @property
-    def iommu_group(self) -> int:
-        """Its number."""
-        return self.number
 
 
 @final
@@ -164,7 +156,7 @@ class GroupReader:
             if is_bridge(function.class_code):  # below a bridge are other functions
                 continue
             address = function.address
-            names = [group_node(group.number)]
+            names = [group_node(group.iommu_group)]
             names += [
                 cdev_node(n) for n in names_in(f"{self._directory(address)}/vfio-dev") if _CDEV.fullmatch(n)
             ]

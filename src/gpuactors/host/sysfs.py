@@ -438,7 +438,6 @@ class _Directory:
         self.faults: list[str] = []
 
     def at_fault(self, path: str, problem: str) -> None:
-        """Add a fault."""
         self.faults.append(fault(self.name, path, problem))
 
     def identity(self, vendor: str | None) -> _Identity:

@@ -72,4 +72,4 @@ class KubeNode:
 
     def _metadata(self, body: bytes | msgspec.Raw, what: str) -> NodeMetadata:
         meta = errors.answered(what, self._client.server, body, objects.PartialObject).metadata
-        return NodeMetadata(meta.uid, meta.resource_version, meta.labels)
+        return NodeMetadata(meta.uid, meta.labels)

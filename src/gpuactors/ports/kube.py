@@ -65,7 +65,6 @@ class NodeMetadata(Struct, frozen=True):
     """The metadata of our Node object."""
 
     uid: str
-    version: str
     labels: Mapping[str, str]
 
 

@@ -1,4 +1,4 @@
-"""The entry point, of `gpuactors` and of `python -m gpuactors`: the signals' handlers first, then what takes time.
+"""The entry point of `gpuactors` and `python -m gpuactors`: sets the signals' handlers before the slow imports.
 
 A file of its own: Python runs the package by this name.
 """
@@ -13,7 +13,7 @@ from gpuactors.process import betterproto2_version, startup_signals
 
 
 def main() -> NoReturn:
-    """Runs the command line."""
+    """Run the command line."""
     betterproto2_version.put_in()
     if sys.argv[1:2] == ["run"]:
         startup_signals.guard()

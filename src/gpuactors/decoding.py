@@ -1,9 +1,9 @@
-"""JSON from outside becomes values here: the API server's answers, the parameters in a claim, kubelet's ledger file,
-the checkpoints of claims, the files of the state directory.
+"""Decodes JSON from outside: the API server's answers, the parameters in a claim, kubelet's ledger file, checkpoints of
+claims, the files of the state directory.
 
-Decoders are recursive. What nests deeper than they go raises RecursionError in the task that decodes, which ends the
-daemon: a claim of 4 kB that anybody may create did so. So the depth is counted first, without recursion, and whatever
-is wrong with the bytes is one error. Must not know what the values mean.
+Decoders are recursive: content that nests too deep raises RecursionError, which ended the daemon by a claim of 4 kB
+that anybody may create. So the depth is counted first, without recursion, and every fault of the bytes is one error.
+Must not know what the values mean.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import msgspec
 T = TypeVar("T")
 
 DEPTH_MAX: Final = 512
-"""Objects and arrays within each other. Kubernetes' own objects have some 20; the interpreter's limit is 1,000 calls,
-of which the daemon itself has some 60 at most."""
+"""Levels of objects and arrays. Kubernetes' own objects have some 20; the interpreter allows 1,000 calls, of which the
+daemon itself uses at most some 60."""
 
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-"""One without an end goes up to the end: else each quote in it would be tried as the beginning of another one."""
+"""A string. An unterminated one extends to the end of the content, so that its quotes are not tried as new strings."""
 
 _ESCAPES: Final = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
     re.DOTALL,
 )
-"""Of a string. A backslash that is escaped itself begins none."""
+"""An escape sequence, or a pair of them for a surrogate pair; `half`: half of a pair that stands alone."""
 
 _NESTING: Final = re.compile(rb"[\[{]+|[\]}]+")
 
@@ -39,11 +39,11 @@ class UndecodableError(ValueError):
 
 
 class TooDeepError(UndecodableError):
-    """They nest deeper than is decoded."""
+    """The values nest deeper than the limit."""
 
 
 def decode_json(content: bytes | msgspec.Raw, kind: type[T], depth_max: int = DEPTH_MAX) -> T:
-    """The content as a value of this type. Raises UndecodableError for every content that is none."""
+    """Decode the content as a value of `kind`. Raises UndecodableError if it is none."""
     content = bytes(content)
     if _is_deeper(content, depth_max):
         raise TooDeepError(f"it nests deeper than {depth_max} levels")
@@ -57,18 +57,18 @@ def decode_json(content: bytes | msgspec.Raw, kind: type[T], depth_max: int = DE
 
 
 def decode_json_stream(content: bytes, depth_max: int = DEPTH_MAX) -> list[object]:
-    """The values that stand one after the other, as far as they can be read."""
-    found: list[object] = []
+    """Decode a sequence of values, up to the first that is invalid."""
+    values: list[object] = []
     try:
         text = _ESCAPES.sub(_without_half, without_deep(content, depth_max)).decode()
         at = _end_of_blanks(text, 0)
         while at < len(text):
             value, end = _DECODER.raw_decode(text, at)
-            found.append(value)
+            values.append(value)
             at = _end_of_blanks(text, end)
     except ValueError:
         pass
-    return found
+    return values
 
 
 def _end_of_blanks(text: str, at: int) -> int:
@@ -82,12 +82,12 @@ def _no_constant(name: str) -> NoReturn:
 
 _BLANKS: Final = re.compile(r"\s*")
 _DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
-"""For streams, which the other one does not know. It goes as deep."""
+"""Decodes sequences of values, which msgspec does not."""
 
 
 def without_deep(content: bytes, depth_max: int = DEPTH_MAX) -> bytes:
-    """The content with `null` for each object and array that nests deeper. For what others may nest as they like in an
-    object that is needed: the parameters in a claim for another driver."""
+    """Replace each object and array below `depth_max` by `null`. For needed objects with parts that others may nest at
+    will: the parameters in a claim for another driver."""
     if not _is_deeper(content, depth_max):
         return content
     kept: list[bytes] = []
@@ -106,21 +106,21 @@ def without_deep(content: bytes, depth_max: int = DEPTH_MAX) -> bytes:
 
 
 def _without_half(escape: re.Match[bytes]) -> bytes:
-    """`\\ufffd`, the replacement character, for a half of a surrogate pair that stands alone. Whoever makes a claim can
-    write one, also in the parameters of another driver, and the decoder refuses all of the claim for it."""
+    """Replace half of a surrogate pair by `\\ufffd`: anybody can write one in a claim, even in parameters of another
+    driver, and the decoder would refuse the whole claim."""
     return rb"\ufffd" if escape["half"] else escape[0]
 
 
 def _is_deeper(content: bytes, depth_max: int) -> bool:
-    """Count the opening brackets first, which is quick: there are no fewer than the depth."""
+    """Return whether the content nests deeper; the number of opening brackets, an upper bound, is counted first."""
     return content.count(b"{") + content.count(b"[") > depth_max and _depth(content) > depth_max
 
 
 def _depth(content: bytes) -> int:
-    """How deep objects and arrays are within each other. Of what is no JSON no less than a decoder would go."""
-    deepest = now = 0
+    """Return the depth of objects and arrays; for invalid JSON at least as deep as a decoder would go."""
+    deepest = depth = 0
     for match in _NESTING.finditer(_STRING.sub(b"", content)):
         run = match[0]
-        now += len(run) if run[0] in b"[{" else -len(run)
-        deepest = max(deepest, now)
+        depth += len(run) if run[0] in b"[{" else -len(run)
+        deepest = max(deepest, depth)
     return deepest

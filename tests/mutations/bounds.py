@@ -181,14 +181,14 @@ BOUNDS: Final = (
     Mutation(
         "of slow HTTP clients the newest makes room",
         "http/serve.py",
-        "closed = max(slow, key=lambda other: held[other.address])",
-        "closed = max(reversed(slow), key=lambda other: held[other.address])",
+        "closed = max(slow, key=lambda holder: held[holder.address])",
+        "closed = max(reversed(slow), key=lambda holder: held[holder.address])",
         "tests/http/test_serve.py::test_the_oldest_slow_client_makes_room_for_a_newcomer",
     ),
     Mutation(
         "an HTTP client that waits for us makes room",
         "http/serve.py",
-        "slow = [other for other in self._taken if other.lets_us_wait]",
+        "slow = [holder for holder in self._taken if holder.lets_us_wait]",
         "slow = [*self._taken]",
         "tests/http/test_serve.py::test_who_waits_for_us_keeps_the_place",
     ),

@@ -1,8 +1,8 @@
-"""The loop of an actor that carries out numbered requests, which stand in a cell until they are answered.
+"""The loop of an actor that carries out numbered requests, which stay in a cell until they are answered.
 
-A number is carried out once. Requests with the same key are carried out one after the other, and those with different
-keys side by side, so that one that hangs delays no other. Of several that come with one key while an earlier one is
-carried out, the newest follows. One that is no longer wanted is not begun; one that has begun is not stopped.
+A number is carried out once. Requests with one key run one after the other, those with different keys at the same time,
+so that a hanging request delays no other key. If several arrive for a busy key, only the newest follows. A request that
+has left the cell is not begun; one that has begun is not stopped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def each_once(
     `carry_out` raises nothing that is expected: a failure is an answer as well.
     """
     done: dict[K, int] = {}
-    """The number of the last request that was carried out, of the keys that are wanted."""
+    """The number of the last request carried out, by the keys still in the cell."""
     busy: set[K] = set()
 
     async def all_of(key: K) -> None:
@@ -54,8 +54,8 @@ async def each_once(
         busy.remove(key)  # since the last look at the cell nothing can have come in
 
     async with trio.open_nursery() as nursery:
-        async for now in wanted:
-            requests = requests_of(now)
+        async for value in wanted:
+            requests = requests_of(value)
             for key, request in requests.items():
                 if key not in busy and _number(request) > done.get(key, 0):
                     busy.add(key)

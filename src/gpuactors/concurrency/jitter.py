@@ -1,6 +1,6 @@
-"""Waits with a random share, so that what failed, began or was ended together does not come back together.
+"""Waits with a random share, so that clients that failed or started together do not retry together.
 
-A file of its own: supervision, retries and watches wait by it."""
+A file of its own: supervision, retries and watches use it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import random
 
 
 def shorter(plain_s: float, share: float) -> float:
-    """Return `plain_s`, less a random part of up to this share."""
+    """Return `plain_s` less a random part of up to `share` of it."""
     return plain_s * (1 - share * random.random())
 
 
 def about(plain_s: float, share: float) -> float:
-    """Return `plain_s`, give or take a random part of up to this share."""
+    """Return `plain_s` plus or minus a random part of up to `share` of it."""
     return plain_s * (1 + share * (2 * random.random() - 1))

@@ -19,8 +19,7 @@ class Latest(Generic[T]):
     """Owns one value. Kept by its writer; readers get `subscribe()`."""
 
     def __init__(self, value: T, is_news: Callable[[T, T], bool] = lambda *_: True) -> None:
-        """`is_news`: whether a value wakes the readers of the one before, which is asked of values that differ. One
-        that does not is the newest all the same."""
+        """`is_news(before, value)`: whether a different value wakes the readers. It replaces the value in any case."""
         self._value = value
         self._is_news = is_news
         self._version = 0
@@ -81,12 +80,12 @@ class LatestReader(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The newest value, without counting as having had it."""
+        """The newest value; reading it does not count as receiving it."""
         return self._latest.value
 
     @property
     def version(self) -> int:
-        """The version of the newest value, without counting as having had it."""
+        """The version of the newest value."""
         return self._latest.version
 
     @property
@@ -99,7 +98,7 @@ class LatestReader(Generic[T]):
         return self._latest.subscribe()
 
     async def receive(self) -> T:
-        """Return the newest value, once there is one that this reader has not had yet.
+        """Wait for a value that this reader has not received yet, and return the newest.
 
         Raises `trio.EndOfChannel` if there will be none.
         """

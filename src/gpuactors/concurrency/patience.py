@@ -1,7 +1,6 @@
-"""A deadline for what runs beside the loop, in a thread or in the kernel: it is not late because the loop is.
+"""A deadline for work outside the loop, in a thread or in the kernel, that a late loop does not shorten.
 
-Must not know what is waited for, nor end it. A file of its own: reads and writes in threads have it, and it knows no
-thread.
+Must not know the work, nor end it. A file of its own: reads and writes in threads use it, and it knows no thread.
 """
 
 from __future__ import annotations
@@ -11,24 +10,24 @@ from typing import Final, final
 import trio
 
 _STEPS: Final = 20
-"""A deadline is waited for in so many steps, of which a late loop costs one."""
+"""The number of steps of a wait; a loop that is late, however long, costs one."""
 
 
 @final
 class Patience:
-    """The time that somebody waits for one act, over all its waits.
+    """The time to wait for one act, over all waits for it.
 
-    A deadline of trio also ends while the loop is held up, by long steps or as the process has no processor time: the
-    result is there then, and the loop has not taken it. Here each wake-up counts for one step, however late it is.
+    trio's own deadline also passes while the loop is held up, although the result is there and only not taken yet. Here
+    each wake-up counts for one step, however late it is.
     """
 
     def __init__(self, seconds: float) -> None:
-        """`seconds`: of a loop that is on time."""
+        """`seconds`: the deadline if the loop is on time."""
         self._step_s = seconds / _STEPS
         self._steps = _STEPS
 
     async def ends(self, over: trio.Event) -> bool:
-        """Wait for `over`; return False once the patience is at its end. A cancelled wait counts nothing."""
+        """Wait for `over`; return False when the time is used up. A cancelled wait uses up nothing."""
         while not over.is_set() and self._steps:
             with trio.move_on_after(self._step_s) as step:
                 await over.wait()

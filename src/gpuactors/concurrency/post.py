@@ -1,7 +1,6 @@
-"""A value into a channel, in one turn where there is room.
+"""Sends a value into a channel without a turn of the loop if there is room, which trio's `send` always takes.
 
-`send` of trio's channels gives other tasks a turn after each value, whoever waits: in a call that is a turn of the loop
-for each of its events. A file of its own: actors and `each_once` use it, and it needs neither.
+A file of its own: actors and `each_once` use it, and it needs neither.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class RestartPolicy(Struct, frozen=True):
     """How often an actor may fail, and how long to wait before each restart."""
 
     max_failures: int | None
-    """The failures that are allowed within `within_s`; None: it is restarted for ever."""
+    """The number of failures allowed within `within_s`; None: any number."""
     within_s: float
     backoff_initial_s: float
     backoff_max_s: float
@@ -43,12 +43,11 @@ async def supervise(
     on_failure: Callable[[str, Exception, float], None],
     passes: Callable[[Exception], bool] = lambda _: False,
 ) -> None:
-    """Run `actor` for ever; `on_failure` is called with the name, the exception and the wait in seconds.
+    """Run `actor` for ever; call `on_failure` with the name, the exception and the wait in seconds.
 
     Raises `ActorBrokenError` after more than `policy.max_failures` failures within `policy.within_s` seconds. A failure
-    that `passes` by itself (a shortage) is waited out, `backoff_max_s` each time, and never counts: an actor that finds
-    no descriptors is not broken. Cancellation passes through: only `Exception` is a failure. A failure while the actor
-    is being cancelled is reported, and does not change how the process ends.
+    that `passes` (a shortage of descriptors) is retried after `backoff_max_s` and not counted. Only `Exception` is a
+    failure; one while the actor is being cancelled is reported, and the cancellation goes on.
     """
     failed_at: deque[float] = deque()
     while True:

@@ -13,12 +13,12 @@ from gpuactors.core.values.text import encodable
 
 
 def node_of(config: Config) -> str:
-    """The node's name: the configured one, else the host's own (in a pod the pod's) as kubelet makes a name of it."""
+    """Return the node's name: the configured one, else the hostname (in a pod the pod's), normalized as by kubelet."""
     return encodable(config.node_name or node_name_of(os.uname().nodename))
 
 
 def about(config: Config, sources: Mapping[str, str]) -> About:
-    """The daemon's settings and node name; `sources` has the source of each setting."""
+    """Return the daemon's settings and node name; `sources` has the source of each setting."""
     settings = tuple(
         Setting(key, json.dumps(value, ensure_ascii=False), sources.get(key, ""))
         for key, value in as_dict(config).items()

@@ -12,7 +12,7 @@ from gpuactors.ports.errors import HostError
 
 
 def client_of(config: Config) -> ApiClient:
-    """The API server's client. Raises `ports.errors.HostError` if its address or our credentials cannot be had."""
+    """Make the client. Raises `ports.errors.HostError` if the server's address or our credentials cannot be read."""
     return ApiClient(_access_of(config))
 
 

@@ -98,8 +98,8 @@ RESTART_BACKOFF_INITIAL_S: Final = 0.1
 RESTART_BACKOFF_MAX_S: Final = 10.0
 RESTART_MAX_FAILURES: Final = 5
 RESTART_WITHIN_S: Final = 60.0
-"""An actor that the state hangs on (`_AT_STAKE`) and that fails more often than this is broken: the
-process exits with code 70 and is restarted by its supervisor. Any other one is restarted for ever."""
+"""If an actor of `_AT_STAKE` fails more often than this, the process exits with code 70 and its supervisor restarts it.
+Every other actor is restarted for ever."""
 
 STOP_DEADLINE_S: Final = 8.0
 """From SIGTERM to the end of the process at the latest; Kubernetes kills after 30 s. Ending streams takes DRAIN_S."""
@@ -114,8 +114,8 @@ _POLICY = RestartPolicy(
 )
 
 _AT_STAKE = ("checkpoint_keeper", "hand_over")
-"""Actors without which the state cannot be trusted, by the beginning of their names: what is on disk, and which daemon
-serves. Where one of them fails again and again the process ends, and the next one reads everything anew (ADR 0013)."""
+"""Prefixes of the names of actors without which the state cannot be trusted: what is on disk, and which daemon serves.
+If one keeps failing, the process ends, and the next one reads everything anew (ADR 0013)."""
 
 
 _LEVELS: Mapping[Level, int] = {
@@ -133,17 +133,17 @@ class Outside(Struct, frozen=True):
     use: UseReader
     ledger: LedgerReader
     open_uevents: OpenUevents | None
-    """None if they are switched off: then only the periodic scan finds changes."""
+    """None: uevents are off, and only the periodic scan finds changes."""
     kubelet: Kubelet
     cdi: CdiReader | None = None
-    """None: nobody has a GPU by a file of the CDI directory."""
+    """None: the CDI directory is not read for GPUs that others use."""
     keep_ledger: Callable[[], Awaitable[None]] | None = None
-    """`KubeletLedger.keep`; None: each read has a connection of its own."""
+    """`KubeletLedger.keep`; None: each read makes a new connection."""
     control: Control | None = None
-    """The control socket; without one there is no hand-over."""
+    """The control socket; None: there is no hand-over."""
     journal: Journal | None = None
     served: ServedResources | None = None
-    """Without it a new daemon does not know the names that the last one served."""
+    """None: a new daemon does not know the names that the last one served."""
     dra: DraOutside | None = None
     """None: GPUs are not offered as claims."""
     domains: DomainsOutside | None = None
@@ -161,11 +161,11 @@ class Daemon(Struct, frozen=True):
 
     state: LatestReader[NodeState]
     stop: Callable[[], None]
-    """Asks it to stop: calls in flight finish, streams end, sockets are removed."""
+    """Asks the daemon to stop: calls in flight finish, streams end, sockets are removed."""
 
 
 def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
-    """The settings that the core needs."""
+    """Return the settings of the core."""
     return Settings(
         selectors=config.selectors,
         resync_interval_s=config.resync_interval_s,
@@ -177,13 +177,13 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
 
 
 def sysfs_of(config: Config) -> SysfsReader:
-    """The reader of the host's files. Raises `ports.errors.HostError` if the configured pci.ids file cannot be read."""
+    """Make the reader of sysfs. Raises `ports.errors.HostError` if the configured pci.ids file cannot be read."""
     root = HostRoot(str(config.host_root))
     return SysfsReader(root, config.selectors, PciIds.open(config.pci_ids), config.own_names)
 
 
 def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
-    """The real outside. Raises `ports.errors.HostError`."""
+    """Make the adaptors. Raises `ports.errors.HostError`."""
     hanging: Latest[frozenset[Owner]] = Latest(frozenset())
     state_dir = _usable_state_dir(config)
     control = _control_of(state_dir, config, hanging, about(config, sources))
@@ -194,7 +194,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
     of_gpus = _dra_of(config, hanging) if config.dra == "on" else None
     of_domains = _domains_of(config, hanging) if config.compute_domains != "off" else None
     of_claims = (of_gpus, of_domains.claims if of_domains is not None else None)
-    reached = tuple(by for claims in of_claims if claims is not None for by in claims.reached_by)
+    reached = tuple(checked for claims in of_claims if claims is not None for checked in claims.reached_by)
     return Outside(
         host=ThreadedReader(sysfs_of(config)),
         use=SysfsUse(HostRoot(str(config.host_root)), config.holders),
@@ -271,7 +271,7 @@ def _served_of(config: Config, state_dir: str | None) -> ServedFile:
 
 
 def _usable_state_dir(config: Config) -> str | None:
-    """The state directory, which is made if missing; None, logged once, if nothing can be made in it."""
+    """Make the state directory if it is missing, and return it; log and return None if it is not usable."""
     state_dir = str(config.state_dir)
     with suppress(OSError):
         os.makedirs(state_dir, mode=0o700, exist_ok=True)
@@ -282,7 +282,7 @@ def _usable_state_dir(config: Config) -> str | None:
 
 
 def _journal_of(config: Config) -> FileJournal:
-    """The flight recorder; it logs its own failures to write."""
+    """Make the flight recorder, which logs its own failures to write."""
     boot = ""
     with suppress(OSError), open(BOOT_ID, encoding="ascii") as file:
         boot = file.read(64).strip()
@@ -302,7 +302,7 @@ async def run(
     *,
     task_status: trio.TaskStatus[Daemon] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Runs the daemon against the real outside until it is stopped or cancelled. `sources` as in `about`."""
+    """Run the daemon on this node until it is stopped or cancelled. `sources` as in `about`."""
     outside = outside_of(config, sources or {})
     settings = settings_of(config, hand_over=outside.control is not None)
     await run_daemon(settings, outside, task_status=task_status)
@@ -355,10 +355,9 @@ async def run_daemon(
     log_line: Callable[[Log], None] | None = None,
     task_status: trio.TaskStatus[Daemon] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Runs the daemon against any outside until it is stopped or cancelled.
+    """Run the daemon with any adaptors until it is stopped or cancelled.
 
-    Raises any exception of the registry (a bug), and `ActorBrokenError` when an actor that the state hangs on fails
-    again and again.
+    Raises any exception of the registry (a bug), and `ActorBrokenError` if an actor of `_AT_STAKE` keeps failing.
     """
     claim_settings = outside.dra.settings if outside.dra is not None else None
     gpu_settings = outside.dra.gpus if outside.dra is not None else None
@@ -492,7 +491,7 @@ def _plugins_of_claims(
     inbox: trio.MemorySendChannel[Event],
     caller: InboxCaller,
 ) -> Iterator[DraActors | DomainActors]:
-    """The actors of each DRA driver that is on; imported where they are, as in `_dra_of`."""
+    """Yield the actors of each DRA driver that is on; imported as in `_dra_of`."""
     if outside.dra is not None and cells.claims is not None:
         from gpuactors.daemon import claims
 
@@ -504,7 +503,7 @@ def _plugins_of_claims(
 
 
 async def _served_before(outside: Outside) -> Mapping[ResourceName, frozenset[str]]:
-    """The resources that this node's daemons have served until now, and their models."""
+    """Read the resources that this node's daemons have served until now, and their models."""
     try:
         with raises_only(StateFileError, "served_keeper"):
             return await outside.served.read() if outside.served is not None else {}
@@ -522,7 +521,7 @@ def _features_unwritten(reason: str) -> None:
 
 
 async def _log_serving(state: LatestReader[NodeState], log_line: Callable[[Log], None]) -> None:
-    """Logs `daemon.serving` once, when the first list is ready; with a control socket the hand-over does."""
+    """Log `daemon.serving` once the first list is ready, which the hand-over does if there is a control socket."""
     while not is_ready(state.value):
         await state.receive()
     fields = {"predecessor": "none was asked, as there is no control socket"}
@@ -530,7 +529,7 @@ async def _log_serving(state: LatestReader[NodeState], log_line: Callable[[Log],
 
 
 def write_log(line: Log) -> None:
-    """One line of the core in the log."""
+    """Write one line of the core to the log."""
     log.write(_LEVELS[line.level], line.name, line.fields)
 
 
@@ -539,14 +538,14 @@ def _is_shortage(exc: Exception) -> bool:
 
 
 def _recorder(journal: Journal | None, http: HttpOutside | None) -> Callable[[Step], None] | None:
-    """The recorder of the registry's steps: the journal, the metrics, both or none."""
-    takers = [*([journal.record] if journal else []), *([http.meter.stepped] if http else [])]
-    if len(takers) < 2:
-        return takers[0] if takers else None
+    """Return the recorder of the registry's steps: the journal, the metrics, both or none."""
+    recorders = [*([journal.record] if journal else []), *([http.meter.stepped] if http else [])]
+    if len(recorders) < 2:
+        return recorders[0] if recorders else None
 
     def record(step: Step) -> None:
-        for take in takers:
-            take(step)
+        for recorder in recorders:
+            recorder(step)
 
     return record
 

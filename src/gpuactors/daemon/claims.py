@@ -97,7 +97,7 @@ class DraOutside(Struct, frozen=True):
     store: CheckpointStore
     files: ClaimFileStore
     touched: TouchedFiles | None
-    """None: nobody else touches the files."""
+    """None: changes of the files by others are not watched."""
     binder: DriverBinder | None
     """None: no claim binds a device."""
     claims: ClaimApi
@@ -105,18 +105,18 @@ class DraOutside(Struct, frozen=True):
     slices: SliceApi
     kubelet: ClaimsKubelet
     reached_by: tuple[Reachable, ...] = ()
-    """The parts that the liveness probe checks."""
+    """The sockets and mounts that the liveness probe checks."""
     classes: DeviceClassApi | None = None
-    """None: no DeviceClass is looked at, as there is no device plugin beside these claims."""
+    """None: DeviceClasses are not read, as no device plugin runs beside these claims."""
     gpus: GpuSettings | None = None
-    """Of claims of GPUs; None: as they are by default."""
+    """The settings of claims of GPUs; None: the defaults."""
     keep_connection: Callable[[], Awaitable[None]] | None = None
-    """`ApiClient.keep`; None: each request has a connection of its own."""
+    """`ApiClient.keep`; None: each request makes a new connection."""
 
 
 def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DraOutside:
-    """The real outside of the claims of GPUs. Raises `ports.errors.HostError` if the id of this boot cannot be read, or
-    if the API server's address or our credentials cannot be had."""
+    """Make the adaptors for claims of GPUs. Raises `ports.errors.HostError` if the ID of this boot, the API server's
+    address or our credentials cannot be read."""
     root = HostRoot(str(config.host_root))
     settings = ClaimSettings(config.driver_name, node, side_by_side=instance() is not None)
     gpus = GpuSettings(
@@ -143,13 +143,13 @@ def of_driver(
     hanging: LatestReader[frozenset[Owner]] | None,
     binder: Callable[[StateLock], DriverBinder] | None = None,
 ) -> DraOutside:
-    """The real outside of one driver's claims. `binder`: None where no claim binds a device. Raises as `outside_of`."""
+    """Make the adaptors for one driver's claims. `binder`: None if no claim binds a device. Raises as `outside_of`."""
     driver, node, directory = settings.driver, settings.pool, plugin_dir(config, settings.driver)
     disk, lock = RealDisk(), StateLock(directory)
     files = ClaimFiles(disk, driver=driver, cdi_dir=str(config.cdi_dir), plugin_dir=directory)
     root, cdi_dir = HostRoot(str(config.host_root)), str(config.cdi_dir)
-    theirs = TheirClaims(disk, driver=driver, cdi_dir=cdi_dir, places=Places(root))
-    checkpoint = CheckpointFile(disk, directory, boot_id(root), theirs)
+    other_claims = TheirClaims(disk, driver=driver, cdi_dir=cdi_dir, places=Places(root))
+    checkpoint = CheckpointFile(disk, directory, boot_id(root), other_claims)
     kubelet = UnixClaims(str(config.kubelet_dir), driver, instance(), _failed, hanging)
     return DraOutside(
         settings=settings,
@@ -167,17 +167,17 @@ def of_driver(
 
 
 def instance() -> str | None:
-    """The name of this instance among those of one driver; None: it has none, and there can be only one at a time."""
+    """Return the name of this instance of the driver; None: it has none, and there can be only one at a time."""
     return os.environ.get(INSTANCE_VARIABLE) or None
 
 
 def plugin_dir(config: Config, driver: str) -> str:
-    """The driver's directory below kubelet's `plugins`."""
+    """Return the driver's directory below kubelet's `plugins`."""
     return os.path.join(config.kubelet_dir, PLUGINS, driver)
 
 
 def mounted_dir(config: Config, driver: str) -> str:
-    """The directory of those directories that containers of the driver's claims mount."""
+    """Return the parent of the directories that containers of the driver's claims mount."""
     return os.path.join(plugin_dir(config, driver), MOUNTED)
 
 
@@ -188,7 +188,7 @@ def _operators_list(texts: tuple[str, ...]) -> OperatorsList:
 
 @final
 class DraActors:
-    """The actors of claims, of one daemon."""
+    """The actors of one driver's claims."""
 
     def __init__(
         self,
@@ -196,10 +196,10 @@ class DraActors:
         cells: ClaimCells,
         caller: InboxCaller,
         inbox: trio.MemorySendChannel[Event],
-        of: ClaimsOf = ClaimsOf.GPUS,
+        kind: ClaimsOf = ClaimsOf.GPUS,
     ) -> None:
-        """`of`: whose claims they are."""
-        self._of = of
+        """`kind`: whose claims they are."""
+        self._kind = kind
         self._outside = outside
         self._cells = cells
         self._inbox = inbox
@@ -208,9 +208,9 @@ class DraActors:
         self._registered = trio.Event()
         self._plugin = claims_plugin.ClaimsPorts(
             kubelet=outside.kubelet,
-            caller=relay.RelayingCaller(ClaimsCaller(caller, of), outside.kubelet.successor),
+            caller=relay.RelayingCaller(ClaimsCaller(caller, kind), outside.kubelet.successor),
             health=cells.health.subscribe(),
-            on_status=self._told,
+            on_status=self._on_status,
             drain_s=lambda: cells.serving.value.drain_s,
             on_serving=lambda names: log.info(
                 "claims.serving", driver=outside.settings.driver, sockets=names
@@ -220,27 +220,27 @@ class DraActors:
         )
 
     def start(self, actor: Callable[[str, Callable[[], Awaitable[None]]], None]) -> None:
-        """Starts each of them as `actor(name, body)`."""
+        """Start each of them by `actor(name, body)`."""
         outside, cells, inbox = self._outside, self._cells, self._inbox
-        driver, of = outside.settings.driver, self._of
-        suffix = "" if of is ClaimsOf.GPUS else f" of {of}"
-        publisher = slice_publisher.PublisherPorts(outside.slices, outside.node, self._tell)
+        driver, kind = outside.settings.driver, self._kind
+        suffix = "" if kind is ClaimsOf.GPUS else f" of {kind}"
+        publisher = slice_publisher.PublisherPorts(outside.slices, outside.node, self._post_publication)
         actor(
             f"checkpoint_keeper{suffix}",
-            lambda: checkpoint_keeper.run(cells.disk.subscribe(), outside.store, outside.files, inbox, of),
+            lambda: checkpoint_keeper.run(cells.disk.subscribe(), outside.store, outside.files, inbox, kind),
         )
         actor(
             f"claim_reader{suffix}",
-            lambda: claim_reader.run(cells.reads.subscribe(), outside.claims, inbox, of),
+            lambda: claim_reader.run(cells.reads.subscribe(), outside.claims, inbox, kind),
         )
         actor(
             f"claim_worker{suffix}",
-            lambda: claim_worker.run(_acts(cells), outside.binder, outside.files, driver, inbox, of),
+            lambda: claim_worker.run(_acts(cells), outside.binder, outside.files, driver, inbox, kind),
         )
         if outside.keep_connection is not None:
             actor(f"api_connection{suffix}", outside.keep_connection)
         if (touched := outside.touched) is not None:
-            actor(f"cdi_watcher{suffix}", lambda: cdi_watcher.run(touched, inbox, of))
+            actor(f"cdi_watcher{suffix}", lambda: cdi_watcher.run(touched, inbox, kind))
         actor(
             f"slice_publisher{suffix}",
             lambda: self._publish(publisher),
@@ -248,40 +248,39 @@ class DraActors:
         actor(f"claims_plugin{suffix}", lambda: self._serve(cells.serving.subscribe()))
 
     async def withdrawn(self) -> None:
-        """Returns when kubelet sends this daemon no claims any more, also none to be passed on, and those in flight are
-        answered."""
+        """Return when kubelet sends this daemon no more claims, not even to pass on, and all calls are answered."""
         await self._withdrawn.wait()
 
-    async def _serve(self, wanted: LatestReader[ServingWanted]) -> None:
-        """Serves kubelet as long as it is wanted."""
-        async for now in wanted:
-            if not now.is_serving:
+    async def _serve(self, serving_wanted: LatestReader[ServingWanted]) -> None:
+        """Serve kubelet while the state wants it."""
+        async for serving in serving_wanted:
+            if not serving.is_serving:
                 continue
             stop, self._withdrawn = trio.Event(), trio.Event()
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(claims_plugin.run, self._plugin, stop)
-                    while wanted.value.is_serving:
-                        await wanted.receive()
+                    while serving_wanted.value.is_serving:
+                        await serving_wanted.receive()
                     stop.set()
             finally:
                 self._withdrawn.set()
 
     async def _publish(self, publisher: slice_publisher.PublisherPorts) -> None:
-        """Publishes from kubelet's first registration of this instance on: a pod that the scheduler sends sooner is not
-        prepared, and kubelet asks again after 60 to 90 s only. What a daemon before this one has published stays."""
+        """Publish slices once kubelet has registered this instance: a claim that is scheduled sooner is not prepared,
+        and kubelet retries only after 60 to 90 s. Slices of an earlier daemon stay until then."""
         await self._registered.wait()
         await slice_publisher.run(self._cells.offer.subscribe(), publisher)
 
-    def _told(self, status: PluginStatus) -> None:
+    def _on_status(self, status: PluginStatus) -> None:
         if status.registered:
             self._registered.set()
             log.info("claims.registered")
         else:
             log.warning("claims.unregistered", reason=status.error)
 
-    async def _tell(self, publication: Publication) -> None:
-        await self._inbox.send(SlicesPublished(publication, self._of))
+    async def _post_publication(self, publication: Publication) -> None:
+        await self._inbox.send(SlicesPublished(publication, self._kind))
 
 
 def _acts(cells: ClaimCells) -> claim_worker.Acts:
@@ -291,7 +290,7 @@ def _acts(cells: ClaimCells) -> claim_worker.Acts:
 
 
 async def read_classes(classes: DeviceClassApi, state: LatestReader[NodeState]) -> None:
-    """The actor that says which DeviceClasses take a resource of the device plugin: runs for ever."""
+    """Log for ever which DeviceClasses claim a resource of the device plugin."""
     await class_reader.run(
         state,
         class_reader.ClassPorts(
@@ -302,12 +301,12 @@ async def read_classes(classes: DeviceClassApi, state: LatestReader[NodeState]) 
     )
 
 
-def _contested(found: DeviceClass) -> None:
+def _contested(device_class: DeviceClass) -> None:
     log.warning(
         "resource.contested",
-        resource=quoted_name(found.extended_resource or ""),
-        device_class=quoted_name(found.name),
-        reason=f"{sentence_of(found)}; {REMEDY}",
+        resource=quoted_name(device_class.extended_resource or ""),
+        device_class=quoted_name(device_class.name),
+        reason=f"{sentence_of(device_class)}; {REMEDY}",
     )
 
 

@@ -48,7 +48,7 @@ class DomainsOutside(Struct, frozen=True):
 
 
 def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]] | None) -> DomainsOutside:
-    """The real outside. Raises `ports.errors.HostError` as `dra.outside_of`, and where both drivers have one name."""
+    """Make the adaptors. Raises `ports.errors.HostError` as `dra.outside_of`, and if both drivers have one name."""
     mode, driver = DomainMode(config.compute_domains), config.domains_driver
     if config.dra == "on" and driver == config.driver_name:
         raise HostError(
@@ -76,7 +76,7 @@ def outside_of(config: Config, node: str, hanging: LatestReader[frozenset[Owner]
 
 @final
 class DomainActors:
-    """The actors of compute domains, of one daemon."""
+    """The actors of compute domains."""
 
     def __init__(
         self,

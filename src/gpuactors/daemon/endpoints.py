@@ -37,13 +37,13 @@ class HttpOutside(Struct, frozen=True):
     metrics: FirstUse[Metrics]
     """Imported with the first scrape."""
     reached_by: tuple[Reachable, ...]
-    """The parts that the liveness probe checks."""
+    """The sockets and mounts that the liveness probe checks."""
 
 
 def outside_of(
     config: Config, reached_by: tuple[Reachable, ...], journal: Callable[[], tuple[int, float]] | None
 ) -> HttpOutside:
-    """The real outside. `journal`: as `Metrics`."""
+    """Make the adaptors. `journal`: as `Metrics`."""
     counts = Counts()
 
     def metrics() -> Metrics:
@@ -72,10 +72,10 @@ async def serve(
     role: LatestReader[Role],
     inbox: trio.MemorySendChannel[Event],
 ) -> None:
-    """The actor: serves for ever."""
+    """Serve for ever."""
 
-    async def page(of: NodeState, at: float, waiting: int) -> bytes:
-        return (await outside.metrics.get()).page(of, at, waiting)
+    async def page(node_state: NodeState, at: float, waiting: int) -> bytes:
+        return (await outside.metrics.get()).page(node_state, at, waiting)
 
     await run(
         EndpointPorts(

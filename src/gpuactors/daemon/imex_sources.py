@@ -1,7 +1,7 @@
 """The sources of IMEX facts, wired: the daemon and `doctor` ask the same ones, in the same order.
 
-The clique: the operator's setting alone, where there is one; else NVML, the Node's label, the features file. Where none
-of these has it any more, what they said before, and then what the claims' files say.
+The clique: the operator's setting alone, if it is set; else NVML, the Node's label, the features file. If none of them
+has it any more, their last answer, and then the claims' files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuactors.ports.kube import ApiError, NodeApi
 
 
 def host_imex(config: Config, node: NodeApi | None) -> HostImex:
-    """The host's IMEX, by the settings. `node`: None where the API server cannot be asked."""
+    """Make the reader of the host's IMEX. `node`: None if there is no access to the API server."""
     mode = DomainMode(config.compute_domains)
     sources: tuple[CliqueSource, ...] = (
         (NvmlClique(),) if node is None else (NvmlClique(), NodeLabelClique(node))

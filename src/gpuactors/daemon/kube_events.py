@@ -28,14 +28,14 @@ class EventsOutside(Struct, frozen=True):
 
 
 def outside_of(config: Config, node: str) -> EventsOutside:
-    """The real outside. Raises `ports.errors.HostError` if the API server's address or our credentials cannot be
-    had."""
+    """Make the adaptors. Raises `ports.errors.HostError` if the API server's address or our credentials cannot be
+    read."""
     client = client_of(config)
     return EventsOutside(KubeEvents(client, node), KubeClaims(client, config.driver_name, node))
 
 
 async def post(outside: EventsOutside, state: LatestReader[NodeState]) -> None:
-    """The actor: runs for ever."""
+    """Post Events for ever."""
     await event_poster.run(
         state,
         event_poster.PosterPorts(

@@ -20,8 +20,8 @@ from gpuactors.host.sysfs import SysfsReader
 from gpuactors.ports.errors import HostError
 
 HOST_ABSENT_S: Final = 120.0
-"""How long a start waits for a host that can be scanned, before the process ends with 69. /sys is mounted before any
-service starts, and what a container mounts before its process does; the rest is for a slow machine."""
+"""How long a start waits for a host that can be scanned, before the process ends with 69. /sys and a container's mounts
+exist before the process starts; the time is for a slow machine."""
 
 KUBELET_DIR_ABSENT_S: Final = 600.0
 """The same for kubelet's `device-plugins` directory, which kubelet makes when it first starts: a node that is being set
@@ -33,7 +33,7 @@ class AbsentError(HostError):
 
 
 async def await_host(reader: SysfsReader, state: LatestReader[NodeState]) -> None:
-    """Until the host has been scanned. Raises `AbsentError` if it cannot be after `limits.HOST_ABSENT_S`."""
+    """Wait until the host has been scanned. Raises `AbsentError` if it cannot be after HOST_ABSENT_S."""
     with trio.move_on_after(HOST_ABSENT_S):
         while not state.value.host.scanned:
             await state.receive()
@@ -46,7 +46,7 @@ async def await_host(reader: SysfsReader, state: LatestReader[NodeState]) -> Non
 
 
 async def await_kubelet_directory(directory: str) -> None:
-    """Until kubelet's directory is there. Raises `AbsentError` if it is not after `limits.KUBELET_DIR_ABSENT_S`."""
+    """Wait until kubelet's directory exists. Raises `AbsentError` if it does not after KUBELET_DIR_ABSENT_S."""
     with trio.move_on_after(KUBELET_DIR_ABSENT_S):
         while not await trio.Path(directory).is_dir():  # noqa: ASYNC110 - no event for a new directory
             await trio.sleep(limits.KUBELET_DIR_RETRY_S)

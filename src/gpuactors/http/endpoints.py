@@ -23,14 +23,14 @@ from gpuactors.ports.http import HttpAnswer, HttpError, HttpRequest, HttpServer,
 from gpuactors.ports.node import Reachable
 
 HTTP_CROWD_LOG_S: Final = 60.0
-"""The log has one line about connections that were closed for others in this time; the metric has each."""
+"""The minimum interval between log lines about connections that were closed to make room; the metric counts each."""
 
 HTTP_AGAIN_S: Final = 1.0
-"""When an address that cannot be had is tried again: in an update on one machine the predecessor has it for a
-moment."""
+"""The wait before an address in use is tried again: during an update the predecessor may hold it for a moment."""
 
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
-_LOOKS: Final = 20
+_CHECKS: Final = 20
+"""How often `_stuck` checks for a step within `limits.DIAL_OWN_S`."""
 
 JSON: Final = "application/json"
 
@@ -48,26 +48,25 @@ class EndpointPorts(Struct, frozen=True):
     server: HttpServer
     state: LatestReader[NodeState]
     role: LatestReader[Role]
-    """The daemon's. The state changes with nearly every event, and nobody here is to wake for that."""
+    """The daemon's role, in a cell of its own: the state changes with nearly every event."""
     meter: Meter
     page: Callable[[NodeState, float, int], Awaitable[bytes]]
-    """Every metric of the state at a time of its clock, with how many events wait for the registry, in Prometheus' text
-    format."""
+    """Returns all metrics in Prometheus' text format, from the state, the time and the number of waiting events."""
     reached_by: tuple[Reachable, ...]
+    """The sockets and mounts that /livez checks."""
     inbox: Callable[[], int]
-    """How many events wait for the registry."""
+    """Returns how many events wait for the registry."""
     debug: Callable[[NodeState, float], bytes]
-    """The state at a time of its clock, as JSON."""
+    """Returns the state at a time of its clock, as JSON."""
     on_listening: Callable[[str], None]
     on_problem: Callable[[str], None]
-    """Called with a sentence when the address cannot be had, once for each reason; it is tried again."""
+    """Called with the reason when the address cannot be bound, once while the reason stays the same."""
     on_crowd: Callable[[int], None]
-    """Called with how many connections were closed as there were too many since it was called last: at the first one,
-    then once in HTTP_CROWD_LOG_S at most."""
+    """Called with the number of connections closed for others since the last call, at most once in HTTP_CROWD_LOG_S."""
 
 
 async def run(ports: EndpointPorts) -> None:
-    """Serves for ever.
+    """Serve for ever.
 
     A daemon that has handed over leaves a local address to its successor, which is on the same machine. Any other one
     is its pod's own, and stays: a liveness probe that fails would start the old daemon again, against the new one.
@@ -81,44 +80,44 @@ async def run(ports: EndpointPorts) -> None:
 
 
 async def _until(ports: EndpointPorts, *, is_left: bool) -> None:
-    """Until the address is left to a successor, or is ours again."""
+    """Wait until the address is left to a successor (`is_left`), or is ours again."""
     while (ports.server.is_local and ports.role.value is Role.HANDED_OVER) is not is_left:
         await ports.role.receive()
 
 
 async def _serve(ports: EndpointPorts) -> None:
-    answering, crowd, told = Routes(ports).answer, _Crowd(ports), ""
+    answering, crowd, last_problem = Routes(ports).answer, _Crowd(ports), ""
     while True:
         try:
             await ports.server.serve(answering, ports.on_listening, crowd.turned_away)
         except HttpError as exc:
-            if str(exc) != told:
-                told = str(exc)
-                ports.on_problem(told)
+            if str(exc) != last_problem:
+                last_problem = str(exc)
+                ports.on_problem(last_problem)
         await trio.sleep(HTTP_AGAIN_S)
 
 
 @final
 class _Crowd:
-    """Counts the connections that were closed as there were too many, and tells of them now and then."""
+    """Counts the connections that were closed to make room, and reports them by `on_crowd`."""
 
     def __init__(self, ports: EndpointPorts) -> None:
         self._ports = ports
-        self._untold = 0
+        self._unreported = 0
         self._next_at = -math.inf
 
     def turned_away(self) -> None:
-        """As of `ports.http.HttpServer.serve`."""
+        """Count one connection; called as `turned_away` of `ports.http.HttpServer.serve`."""
         self._ports.meter.turned_away()
-        self._untold += 1
+        self._unreported += 1
         if trio.current_time() >= self._next_at:
-            self._ports.on_crowd(self._untold)
-            self._untold, self._next_at = 0, trio.current_time() + HTTP_CROWD_LOG_S
+            self._ports.on_crowd(self._unreported)
+            self._unreported, self._next_at = 0, trio.current_time() + HTTP_CROWD_LOG_S
 
 
 @final
 class Routes:
-    """The answers."""
+    """Answers each request by its path."""
 
     def __init__(self, ports: EndpointPorts) -> None:
         self._ports = ports
@@ -137,10 +136,10 @@ class Routes:
             return HttpAnswer(403, _NOT_FROM_HERE)
         if (route := self._routes.get(path)) is not None:
             return await route()
-        known = "".join(f"  {name}\n" for name in self._routes)
+        routes = "".join(f"  {name}\n" for name in self._routes)
         if path == "/":
-            return HttpAnswer(200, f"gpuactors\n{known}".encode())
-        return HttpAnswer(404, f"there is no such page here; there are\n{known}".encode())
+            return HttpAnswer(200, f"gpuactors\n{routes}".encode())
+        return HttpAnswer(404, f"there is no such page here; there are\n{routes}".encode())
 
     async def _metrics(self) -> HttpAnswer:
         state = self._ports.state.value
@@ -148,24 +147,24 @@ class Routes:
         return HttpAnswer(200, page, PROMETHEUS)
 
     async def _live(self) -> HttpAnswer:
-        found: list[str] = []
+        problems: list[str] = []
 
         async def ask(question: Callable[[], Awaitable[tuple[str, ...]]]) -> None:
-            found.extend(await question())
+            problems.extend(await question())
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, self._stuck)
             for way in self._ports.reached_by:
                 nursery.start_soon(ask, way.unreachable)
-        return _verdict("live", "not live", sorted(found))
+        return _verdict("live", "not live", sorted(problems))
 
     async def _stuck(self) -> tuple[str, ...]:
-        """Whether events wait for the registry and it takes none."""
+        """Return a problem if events wait and the registry takes none."""
         waiting, before = self._ports.inbox(), self._ports.meter.steps
         if not waiting:
             return ()
-        for _ in range(_LOOKS):
-            await trio.sleep(limits.DIAL_OWN_S / _LOOKS)
+        for _ in range(_CHECKS):
+            await trio.sleep(limits.DIAL_OWN_S / _CHECKS)
             if self._ports.meter.steps != before:
                 return ()
         return (f"the registry took no event in {limits.DIAL_OWN_S} s, and {waiting} wait for it",)
@@ -180,4 +179,4 @@ class Routes:
 def _verdict(good: str, bad: str, missing: list[str] | tuple[str, ...]) -> HttpAnswer:
     if not missing:
         return HttpAnswer(200, f"{good}\n".encode())
-    return HttpAnswer(503, "".join([f"{bad}:\n", *(f"- {what}\n" for what in missing)]).encode())
+    return HttpAnswer(503, "".join([f"{bad}:\n", *(f"- {problem}\n" for problem in missing)]).encode())

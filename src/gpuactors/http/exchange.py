@@ -24,7 +24,7 @@ _READS: Final = (b"GET", b"HEAD")
 
 
 class Waits(Protocol):
-    """Told when the client begins to wait for us, and when it lets us wait again."""
+    """Called when the client begins to wait for us, and when we begin to wait for it."""
 
     def __call__(self, *, for_us: bool) -> None: ...
 
@@ -34,7 +34,7 @@ Exchange: TypeAlias = Callable[[Answering, trio.abc.Stream, str, Waits], Awaitab
 
 
 async def exchange(answering: Answering, stream: trio.abc.Stream, address: str, waits: Waits) -> None:
-    """Read one request, and send the answer. `address`: the client's; nothing at a unix socket. Raises what the stream
+    """Read one request, and send the answer. `address`: the client's, empty on a unix socket. Raises what the stream
     raises."""
     http = h11.Connection(h11.SERVER)
     try:
@@ -65,8 +65,7 @@ async def exchange(answering: Answering, stream: trio.abc.Stream, address: str, 
 
 
 async def _head(http: h11.Connection, stream: trio.abc.Stream) -> h11.Request | None:
-    """The head of the request; None if the client sent none. A body is not waited for: it means nothing here, and one
-    without an end would cost the daemon as much as the client cares to send."""
+    """Read the head of the request; None if the client sent none. The body, which may be endless, is not read."""
     while (event := http.next_event()) is h11.NEED_DATA:
         data = bytes(await stream.receive_some(_CHUNK_BYTES))
         if not data:
@@ -94,7 +93,7 @@ def _is_from_here(request: h11.Request, address: str) -> bool:
 
 
 def _without_port(host: str) -> str:
-    """`[::1]:80` and `localhost:80` without the port."""
+    """Cut the port off `[::1]:80` or `localhost:80`."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]

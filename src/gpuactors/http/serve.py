@@ -1,8 +1,8 @@
 """HTTP/1.1 on trio, for a few GET routes: one request a connection, with deadlines and a bound on connections.
 
-A probe or a scrape is one short request. A connection that stays open would cost a place that a slow or hostile client
-could hold, so each is closed after its answer. When all places are taken, who lets us wait makes room for a newcomer:
-so kubelet's probe, whose head comes with its connection, is answered whoever holds the places.
+A probe or a scrape is one short request, so each connection is closed after its answer. When all places are taken, a
+new connection replaces the oldest one that makes us wait: so kubelet's probe, whose head comes with its connection, is
+answered whoever holds the places.
 
 Must not know the routes.
 """
@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from gpuactors.http.exchange import Exchange
 
 HTTP_CONNECTIONS_MAX: Final = 32
-"""Connections to the HTTP endpoints at a time. Two probes and a scrape are three; for one more than this the oldest is
-closed that has sent no whole request or does not take its answer."""
+"""Connections to the HTTP endpoints at a time: two probes and a scrape are three. For one more than this, the oldest
+that makes us wait is closed (`_Places.take`)."""
 
 HTTP_REQUEST_S: Final = 5.0
-"""A whole request and its answer: a client that sends its head byte by byte has its place no longer than this.
-Kubelet's probes wait 1 s, Prometheus 10 s."""
+"""The deadline for a whole request and its answer. Kubelet's probes wait 1 s, Prometheus 10 s."""
 
 _log = get_logger(__name__)
 
@@ -118,13 +117,13 @@ async def _serve(
 @dataclass(eq=False, slots=True)
 class _Client:
     address: str
-    """Nothing at a unix socket."""
+    """The peer's address; empty on a unix socket."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     lets_us_wait: bool = True
-    """Its head is not whole, or it does not take its answer."""
+    """True if its head is incomplete, or it does not take its answer."""
 
     def now_waits(self, *, for_us: bool) -> None:
-        """Note whether the client waits for us, or lets us wait."""
+        """Implement `exchange.Waits`."""
         self.lets_us_wait = not for_us
 
 
@@ -137,22 +136,22 @@ class _Places:
         self._taken: dict[_Client, None] = {}
 
     def take(self, client: _Client) -> bool:
-        """Whether there is a place: one is made by closing the oldest connection that lets us wait, of the address that
-        has most of them. So a single host takes places from itself only, and many take them from each other first."""
+        """Take a place; False if there is none. If all are taken, close the oldest connection that makes us wait, of
+        the address with most of them: so one host takes places only from itself."""
         if len(self._taken) >= HTTP_CONNECTIONS_MAX:
             self._turned_away()
-            slow = [other for other in self._taken if other.lets_us_wait]
+            slow = [holder for holder in self._taken if holder.lets_us_wait]
             if not slow:
                 return False
-            held = Counter(other.address for other in slow)
-            closed = max(slow, key=lambda other: held[other.address])
+            held = Counter(holder.address for holder in slow)
+            closed = max(slow, key=lambda holder: held[holder.address])
             closed.scope.cancel()
             self.leave(closed)
         self._taken[client] = None
         return True
 
     def leave(self, client: _Client) -> None:
-        """Its place is free, also if it was before."""
+        """Free its place, if it has one."""
         self._taken.pop(client, None)
 
 
@@ -171,7 +170,7 @@ def _why(exc: OSError) -> str:
 
 
 async def _connection(answering: Answering, places: _Places, stream: trio.abc.Stream) -> None:
-    """One request. A client that breaks the rules, is too slow, or is one too many costs only itself."""
+    """Answer one request. A client that breaks the rules, is too slow, or is one too many loses its own connection."""
     client = _Client(_address(stream))
     try:
         if places.take(client):

@@ -53,7 +53,7 @@ class ServerStream(server.Stream[Any, Any]):
     _answer = b""
 
     async def recv_message(self) -> Any:
-        """The next request message; None when a client stream has ended.
+        """Return the next request message; None when a client stream has ended.
 
         Raises GRPCError as `read_message`, INTERNAL if a unary call carries no message, DEADLINE_EXCEEDED if it does
         not arrive within GRPC_REQUEST_DEADLINE_S.
@@ -77,7 +77,8 @@ class ServerStream(server.Stream[Any, Any]):
         return message
 
     async def send_message(self, message: Any) -> None:
-        """Waits while the peer does not read; the one answer is kept for `send_ok`. Raises as `frame_message`."""
+        """Send a message of a stream, waiting while the peer does not read; keep a unary answer for `send_ok`. Raises
+        as `frame_message`."""
         if self._cardinality.server_streaming:
             frame = frame_message(message, self._send_type)
             if not self._send_initial_metadata_done:
@@ -91,7 +92,7 @@ class ServerStream(server.Stream[Any, Any]):
         self._send_message_done = True
 
     async def send_ok(self) -> None:
-        """Sends what is left of a good answer. As grpclib's, without the metadata that no handler here has."""
+        """Send the unsent part of a good answer. As grpclib's, without the metadata that no handler here has."""
         if not self._send_initial_metadata_done:
             if await self._stream.send_answer(self._answer):
                 self._send_initial_metadata_done = self._send_trailing_metadata_done = True
@@ -104,18 +105,18 @@ class ServerStream(server.Stream[Any, Any]):
 
 
 class Request(Struct, frozen=True):
-    """A call's headers, as far as they matter."""
+    """The part of a call's headers that the server uses."""
 
     path: str
     method: Handler | None
     timeout_s: float
     """Infinite if the caller sets none; kubelet does not."""
     refusal: tuple[Status, str, int] | None
-    """gRPC status, text and HTTP status, if they are no request that can be served."""
+    """gRPC status, text and HTTP status for a request that cannot be served."""
 
 
 def read_headers(headers: RawHeaders, methods: Mapping[str, Handler]) -> Request:
-    """Does not raise: what is wrong is in the `refusal`."""
+    """Decode a call's headers; a fault becomes the `refusal`."""
     texts = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
     fields = dict(texts)
     path = fields.get(":path", "")
@@ -137,7 +138,7 @@ def read_headers(headers: RawHeaders, methods: Mapping[str, Handler]) -> Request
 
 
 class Call:
-    """One call; `run()` is its task and raises nothing but cancellation that is not its own."""
+    """One call. `run()` is its task, and raises nothing but a cancellation from outside."""
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class Call:
         self._cancelled = False
 
     def cancel(self) -> None:
-        """End it: the peer no longer waits, or this side is shutting down."""
+        """End the call: the peer no longer waits, or this side is shutting down."""
         self._cancelled = True
         self._scope.cancel()
 
@@ -210,7 +211,7 @@ class Call:
         )
 
     async def _refuse(self, status: Status, text: str, http_status: int) -> None:
-        """A trailers-only answer. With its content type: grpc-go maps an answer without one to UNKNOWN."""
+        """Send a trailers-only answer, with a content type: grpc-go maps an answer without one to UNKNOWN."""
         headers = [
             (":status", str(http_status)),
             ("content-type", "application/grpc+proto"),
@@ -237,8 +238,7 @@ class Call:
             raise
 
     async def _say_why(self, reply: ServerStream) -> None:
-        """The call is cancelled. Shielded and bounded: a peer that does not read gets no trailers and holds nothing
-        up."""
+        """Send why the call is cancelled. Shielded and bounded: a peer that does not read holds nothing up."""
         if self._scope.cancel_called and not self._cancelled:
             status = Status.DEADLINE_EXCEEDED
             text = f"not done within the caller's {self._request.timeout_s:g} s"
@@ -272,14 +272,14 @@ class Call:
 
 
 def _unwrapped(error: BaseException) -> BaseException:
-    """A lone exception out of the groups that trio's nurseries wrap it in."""
+    """Take a lone exception out of the groups that trio's nurseries wrap it in."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 def _timeout_s(value: str | None) -> float:
-    """The caller's grpc-timeout. Raises ValueError; grpclib accepts any number of digits, and overflows."""
+    """Decode the caller's grpc-timeout. Raises ValueError; grpclib accepts any number of digits, and overflows."""
     if value is None:
         return math.inf
     if len(value) > _TIMEOUT_MAX_CHARS:
@@ -288,7 +288,7 @@ def _timeout_s(value: str | None) -> float:
 
 
 def _echo(text: str) -> str:
-    """Quote the peer's text in a sentence: printable, and no more of it than a reader reads."""
+    """Quote the peer's text in a sentence: printable, and at most GRPC_ECHO_MAX_CHARS of it."""
     shown = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in text[: GRPC_ECHO_MAX_CHARS + 1]
@@ -299,7 +299,7 @@ def _echo(text: str) -> str:
 
 
 def _status_text(text: str) -> str:
-    """Fit for a header: bounded, and no white space at its ends (RFC 9113 8.2.1: such a header is malformed)."""
+    """Make the text fit for a header: bounded, without white space at its ends (RFC 9113 8.2.1)."""
     text = text.strip()
     if len(text) <= GRPC_STATUS_TEXT_MAX_CHARS:
         return text

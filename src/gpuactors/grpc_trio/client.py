@@ -129,7 +129,7 @@ class ClientStream(client.Stream[Any, Any]):
         self._wrapper.stream = self._stream
 
     async def send_message(self, message: Any, *, end: bool = False) -> None:
-        """As grpclib's. A server may answer before it has the whole request: then its answer counts."""
+        """Send as grpclib does; if the server has answered before it has the whole request, its answer counts."""
         frame = frame_message(message, self._send_type)
         if not self._send_request_done:
             await self.send_request()
@@ -144,7 +144,7 @@ class ClientStream(client.Stream[Any, Any]):
             self._end_done = end
 
     async def recv_message(self) -> Any:
-        """The next message; None at the end of a stream whose status is OK.
+        """Return the next message; None at the end of a stream whose status is OK.
 
         Raises GRPCError: the call's status, and as in the module docstring and `read_message`.
         """
@@ -171,7 +171,7 @@ class ClientStream(client.Stream[Any, Any]):
                 self._stream.reset_nowait()
 
     async def _maybe_finish(self) -> None:
-        """As grpclib's, but a lost connection is no reason to take the call for a success."""
+        """As grpclib's, but a call whose connection is lost fails."""
         if not self._cancel_done:
             if not self._recv_initial_metadata_done:
                 await self.recv_initial_metadata()
@@ -213,7 +213,7 @@ class Channel(client.Channel):
         deadline: Deadline | None = None,
         metadata: Any = None,
     ) -> ClientStream:
-        """A call to be entered with `async with`. `timeout` in seconds; with `deadline` too, the earlier one counts."""
+        """Make a call, to be entered with `async with`. `timeout` in seconds; the earlier of both limits counts."""
         return ClientStream(
             self,
             name,
@@ -228,7 +228,7 @@ class Channel(client.Channel):
         )
 
     async def encoded(self, name: str, request: Any) -> bytes:
-        """A unary call whose answer is for the caller to decode, who may know most of it already."""
+        """Make a unary call, and return its answer undecoded, for a caller that may know most of it already."""
         call = self.request(name, Cardinality.UNARY_UNARY, type(request), bytes)
         async with call:
             await call.send_message(request, end=True)
@@ -239,7 +239,7 @@ class Channel(client.Channel):
     async def server_stream(
         self, name: str, request: Any, reply_type: type[AnswerT], *, timeout: float | None = None
     ) -> AsyncIterator[AsyncIterator[AnswerT]]:
-        """A server-streaming call whose stream is reset as soon as the block is left.
+        """Make a server-streaming call whose stream is reset as soon as the block is left.
 
         A generated stub's generator does that too, but only when the garbage collector finds its inner generator.
         """
@@ -250,7 +250,7 @@ class Channel(client.Channel):
             call.give_up()
 
     def close(self) -> None:
-        """Not for use: the connection ends with the block of `open_channel`."""
+        """Raise: the connection ends with the block of `open_channel`."""
         raise NotImplementedError("leave the block of open_channel() instead")
 
     async def __connect__(self) -> H2Protocol:
@@ -261,7 +261,7 @@ class Channel(client.Channel):
 
 @asynccontextmanager
 async def open_channel(stream: trio.abc.Stream) -> AsyncIterator[Channel]:
-    """A channel over a connected stream, which it closes at the end of the block.
+    """Open a channel over a connected stream, which it closes at the end of the block.
 
     An exception of the block leaves it as it is, not in a group. When the connection is lost, calls fail; the block
     itself is not cancelled (see `Channel.lost`).
@@ -275,7 +275,7 @@ async def open_channel(stream: trio.abc.Stream) -> AsyncIterator[Channel]:
 async def open_unix_channel(
     path: str, *, connect_deadline_s: float, dial: Dial = connect_unix
 ) -> AsyncIterator[Channel]:
-    """Dial a unix socket; there is a channel only once the other side has shown that it speaks HTTP/2.
+    """Dial a unix socket; yield a channel once the other side has shown that it speaks HTTP/2.
 
     Raises ConnectError: no process listens, no permission, or no HTTP/2 SETTINGS within `connect_deadline_s` (a process
     that hangs still has the kernel accept connections for it). `dial` is another way to `path`, in a simulation.

@@ -39,7 +39,7 @@ class Http2Connection:
         )
         self.protocol.connection_made(cast("asyncio.BaseTransport", self.transport))
         self.ended = trio.Event()
-        """No more calls on this connection: end of file, GOAWAY, an error, or `close()`."""
+        """Set when no more calls are possible: end of file, GOAWAY, an error, or `close()`."""
         self._handshake_over = trio.Event()
         self._all_sent = trio.Event()
         self._io_scope = trio.CancelScope(shield=True)

@@ -40,7 +40,7 @@ Headers = list[tuple[str, str]]
 INITIAL: Final = [(":status", "200"), ("content-type", "application/grpc+proto")]
 """The headers of every answer that has a message."""
 OK: Final = [("grpc-status", "0")]
-"""Its trailers."""
+"""The trailers of every answer that has a message."""
 
 _FRAME_MAX_BYTES: Final = 16_384  # HTTP/2's default. grpcio allows 4 MiB, which would wait here in one piece
 _FRAME_LENGTH_BYTES: Final = 3  # a frame begins with its length (RFC 9113 4.1)
@@ -58,8 +58,8 @@ _CONFIGURATION: Final = Configuration(
 
 
 def _h2_configuration(*, client_side: bool) -> H2Configuration:
-    """As grpclib's own, but one odd header must not cost the connection: latin-1 decodes every byte of an answer. Those
-    of a request stay bytes (`read_headers` of `call.py`)."""
+    """Return grpclib's configuration, but without validation: one odd header must not cost the connection. Latin-1
+    decodes every byte of an answer's headers; a request's stay bytes (`read_headers` of `call.py`)."""
     return H2Configuration(
         client_side=client_side,
         header_encoding="latin-1" if client_side else None,
@@ -73,8 +73,8 @@ def _h2_configuration(*, client_side: bool) -> H2Configuration:
 class ReceiveBuffer:
     """The bytes of a stream's body that have arrived and are not read yet.
 
-    Bytes are acknowledged when all that are here have been read, or when their reader needs more: a peer may have one
-    stream window in here, beside the message that is being read.
+    Bytes are acknowledged when the buffer is empty, or when their reader needs more: a peer may have one stream window
+    in here, beside the message that is being read.
     """
 
     __slots__ = ("_ack", "_arrived", "_data", "_ended", "_unacked_bytes")
@@ -87,7 +87,7 @@ class ReceiveBuffer:
         self._arrived = Event()
 
     def add(self, data: bytes, ack_size: int) -> None:
-        """`ack_size`: with the padding, which counts for flow control."""
+        """Add bytes. `ack_size`: their size with the padding, which counts for flow control."""
         self._data += data
         self._unacked_bytes += ack_size
         self._arrived.set()
@@ -97,7 +97,7 @@ class ReceiveBuffer:
         self._arrived.set()
 
     async def read(self, size_bytes: int) -> bytes:
-        """So many bytes; fewer only where the stream ends before them. No checkpoint if they are here."""
+        """Return so many bytes; fewer only if the stream ends before them. No checkpoint if they have arrived."""
         while len(self._data) < size_bytes and not self._ended:
             self._ack(self.unacked_size())
             self._arrived.clear()
@@ -109,7 +109,7 @@ class ReceiveBuffer:
         return data
 
     def unacked_size(self) -> int:
-        """Bytes to acknowledge, which the caller does."""
+        """Return the number of bytes to acknowledge, which the caller does."""
         size_bytes, self._unacked_bytes = self._unacked_bytes, 0
         return size_bytes
 
@@ -141,7 +141,7 @@ class Http2Stream(protocol.Stream):
         self.trailers = None
         self.trailers_received = cast("asyncio.Event", Event())
         self.ended = False
-        """The peer has ended its side in good order."""
+        """True if the peer has ended its side in good order."""
         self._nobody_reads = False
         self.reset_code: int | None = None
         """HTTP/2 error code of the peer's RST_STREAM."""
@@ -167,13 +167,13 @@ class Http2Stream(protocol.Stream):
         return self.trailers
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
-        """Waits for the peer's window and for our own buffer. Raises StreamClosedError when the peer will not read on.
+        """Send; wait for the peer's window and our own buffer. Raises StreamClosedError if the peer will not read on.
 
         Unlike grpclib's own loop it does not wait for ever for the window of a server that has answered without
         reading its whole request, and sends no frame over HTTP/2's default size.
         """
         assert self.id is not None
-        rest = memoryview(data)
+        unsent = memoryview(data)
         while True:
             await self.connection.write_ready.wait()
             if self._nobody_reads:
@@ -183,15 +183,15 @@ class Http2Stream(protocol.Stream):
                 self.window_updated.clear()
                 await self.window_updated.wait()
                 continue
-            piece = rest[: min(room_bytes, _FRAME_MAX_BYTES)]
-            rest = rest[len(piece) :]
-            self._h2_connection.send_data(self.id, bytes(piece), end_stream=end_stream and not rest)
+            piece = unsent[: min(room_bytes, _FRAME_MAX_BYTES)]
+            unsent = unsent[len(piece) :]
+            self._h2_connection.send_data(self.id, bytes(piece), end_stream=end_stream and not unsent)
             self._transport.write(self._h2_connection.data_to_send())
-            if not rest:
+            if not unsent:
                 return
 
     async def send_answer(self, message: bytes) -> bool:
-        """A whole good answer: INITIAL, one message, OK. False, and nothing is sent, if it does not fit now.
+        """Send INITIAL, one message, OK. Send nothing and return False if it does not fit now.
 
         Raises as `send_data`.
         """
@@ -215,20 +215,17 @@ class Http2Stream(protocol.Stream):
             self.window_updated.set()
 
     def __terminated__(self, reason: str) -> None:
-        """The connection is gone or the peer has reset the stream.
-
-        If the answer is complete its reader is not interrupted (an answer and the end of the connection often arrive in
-        one read).
+        """Interrupt the reader, as the connection is gone or the peer has reset the stream; not if the answer is
+        complete (an answer and the end of the connection often arrive in one read).
         """
         if not self.ended and self.wrapper is not None:
             self.wrapper.cancel(StreamTerminatedError(reason))
 
 
 class _EventOrEnd(Event):
-    """Its waiters are also woken by the connection's end, which they then raise (h2.exceptions.ProtocolError).
+    """An event whose waiters are also woken by the connection's end, which they then raise (h2's ProtocolError).
 
-    grpclib's senders check again and wait on: for room in a buffer that is no longer emptied, for a turn that never
-    comes.
+    grpclib's senders would wait on, for room in a buffer that is no longer emptied.
     """
 
     def __init__(self, is_closing: Callable[[], bool]) -> None:
@@ -252,7 +249,7 @@ class Connection(protocol.Connection):
     def __init__(self, connection: _H2Connection, transport: Transport, *, config: Configuration) -> None:
         super().__init__(connection, cast("asyncio.Transport", transport), config=config)
         self.calls: Sized = ()
-        """Those in flight."""
+        """The calls in flight."""
         self._closed = False
         self.write_ready = cast("asyncio.Event", _EventOrEnd(self.is_closing))
         self.write_ready.set()
@@ -262,12 +259,12 @@ class Connection(protocol.Connection):
         return Http2Stream(self, self._connection, self._transport, stream_id=stream_id, wrapper=wrapper)
 
     def ack(self, stream_id: int, size: int) -> None:
-        """After the end there is no peer to acknowledge to; grpclib would raise in the reader of the remaining data."""
+        """Acknowledge bytes, unless the connection has ended: grpclib would raise in the reader of the rest."""
         if not self.is_closing():
             super().ack(stream_id, size)
 
     def is_closed(self) -> bool:
-        """`close()` was called. (`is_closing()`: or nothing can be sent any more.)"""
+        """Return whether `close()` was called. (`is_closing()`: or nothing can be sent any more.)"""
         return self._closed
 
     def close(self) -> None:
@@ -279,8 +276,8 @@ class Connection(protocol.Connection):
 
 
 class _Processors(dict[type[H2Event], Callable[[Any], None]]):
-    """grpclib raises NotImplementedError on an event it does not know (unknown frame types, ALTSVC, 1xx, pushes); RFC
-    9113 5.5 requires to ignore it."""
+    """Ignores unknown events (frame types, ALTSVC, 1xx, pushes), as RFC 9113 5.5 requires; grpclib would raise
+    NotImplementedError."""
 
     def __missing__(self, key: type[H2Event]) -> Callable[[Any], None]:
         return _ignore
@@ -296,7 +293,7 @@ class _EventsProcessor(protocol.EventsProcessor):
         connection.calls = self.streams
         self.processors = cast(Any, _Processors(cast(Any, self.processors)))
         self.peer_ready = False
-        """The peer's SETTINGS have arrived: it uses HTTP/2."""
+        """True if the peer's SETTINGS have arrived: it uses HTTP/2."""
 
     def process_remote_settings_changed(self, event: RemoteSettingsChanged) -> None:
         self.peer_ready = True
@@ -310,8 +307,8 @@ class _EventsProcessor(protocol.EventsProcessor):
 
 
 class _Decoder(Decoder):
-    """hpack's, but the headers of a block that only refers to the table are looked up once: kubelet's calls of a method
-    have the same nine."""
+    """hpack's decoder, which caches blocks that only refer to the table: kubelet's calls of a method have the same nine
+    headers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -331,7 +328,7 @@ class _Decoder(Decoder):
 
 
 class _Encoder(Encoder):
-    """hpack's, but without entries in the table (RFC 7541 6.2.3): a header is then the same bytes for ever, and is
+    """hpack's encoder, without entries in the table (RFC 7541 6.2.3): so a header is always the same bytes, and is
     encoded once."""
 
     def encode(self, headers: Any, huffman: bool = True) -> bytes:
@@ -364,7 +361,7 @@ _ANSWERED: Final = (
 
 
 class _H2Connection(H2Connection):
-    """h2 keeps how streams were closed, to judge frames that were under way; 65,536 of them (16 MiB) by itself."""
+    """h2's connection, which remembers fewer closed streams: by default 65,536 of them (16 MiB)."""
 
     MAX_CLOSED_STREAMS = 1024
 
@@ -375,8 +372,8 @@ class _H2Connection(H2Connection):
         self.decoder.max_header_list_size = self.DEFAULT_MAX_HEADER_LIST_SIZE
 
     def answer(self, stream_id: int, message: bytes) -> bytes | None:
-        """The frames of a whole good answer, to be sent now; None if it takes more than three, or more room than there
-        is. h2's `send_headers`, `send_data` and `send_headers` make the same in five times the time.
+        """Return the frames of a whole good answer, to be sent now; None if it needs more than three frames, or more
+        room than there is. h2's `send_headers` and `send_data` make the same frames in five times the time.
 
         Raises h2.exceptions.ProtocolError if the stream or the connection is closed.
         """
@@ -432,7 +429,7 @@ class Protocol(protocol.H2Protocol):
             self.connection.flush()
 
     def _refuse_overlong_frame(self) -> None:
-        """By its announced length. h2 checks that only when the frame is whole: 16 MiB in memory for nothing."""
+        """Raise for a frame over the limit by its announced length; h2 would first take in the whole frame (16 MiB)."""
         h2_connection = self.connection._connection
         announced_bytes = int.from_bytes(h2_connection.incoming_buffer._data[:_FRAME_LENGTH_BYTES], "big")
         if announced_bytes > h2_connection.max_inbound_frame_size:
@@ -443,5 +440,5 @@ class Protocol(protocol.H2Protocol):
 
 
 def make_protocol(handler: protocol.AbstractHandler, *, client_side: bool) -> Protocol:
-    """To be given its transport by `connection_made()`."""
+    """Make the protocol; `connection_made()` gives it its transport."""
     return Protocol(handler, _CONFIGURATION, _h2_configuration(client_side=client_side))

@@ -14,10 +14,10 @@ MESSAGE_MAX_BYTES: Final = 4 * 1024 * 1024
 """grpc-go's default limit for a received message; kubelet does not raise it."""
 
 GRPC_OUTGOING_HIGH_BYTES: Final = 64 * 1024
-"""Bytes that wait for a peer to read before the handlers of its connection wait too (asyncio's own default)."""
+"""The number of unsent bytes over which the handlers of a connection wait (asyncio's own default)."""
 
 GRPC_OUTGOING_LOW_BYTES: Final = 16 * 1024
-"""Handlers go on when no more than this waits: one HTTP/2 frame of the default size."""
+"""The number of unsent bytes at which they go on: one HTTP/2 frame of the default size."""
 
 GRPC_OUTGOING_MAX_BYTES: Final = 1024 * 1024
 """Beyond this the connection is dropped. Handlers stop at the high mark, so only a peer that floods us with PING or
@@ -43,7 +43,7 @@ GRPC_REQUEST_FIELDS_MAX: Final = 20 * 1024
 does nothing else; MESSAGE_MAX_BYTES have room for two million."""
 
 GRPC_CLOSE_S: Final = 0.5
-"""A client that closes its connection waits so long for its last bytes to leave; the peer sees the end either way."""
+"""The time that a closing connection has to send its last bytes; the peer sees the end either way."""
 
 GRPC_STATUS_TEXT_MAX_CHARS: Final = 2000
 """An error's text travels in a header; grpcio refuses headers beyond 8 KiB (percent-encoding may triple a text)."""

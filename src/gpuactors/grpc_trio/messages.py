@@ -20,7 +20,7 @@ _PREFIX_BYTES: Final = 5  # compressed flag (1), length (4, big endian)
 async def read_message(
     stream: Http2Stream, message_type: type[M], *, fields_max: float = math.inf
 ) -> M | None:
-    """One message, or None if the peer has ended its side before it.
+    """Read one message; None if the peer has ended its side before it.
 
     Raises GRPCError as `read_payload`; RESOURCE_EXHAUSTED (more than `fields_max` fields), INTERNAL (not that message).
     """
@@ -36,12 +36,12 @@ async def read_message(
 
 
 def not_valid(message: str, error: ValueError) -> GRPCError:
-    """The error for bytes that are not a message of the type of that name."""
+    """Return the error for bytes that are not a message of the named type."""
     return GRPCError(Status.INTERNAL, f"the message is not a valid {message}: {error}")
 
 
 async def read_payload(stream: Http2Stream) -> bytes | None:
-    """One message as it was sent, or None if the peer has ended its side before it.
+    """Read one encoded message; None if the peer has ended its side before it.
 
     Raises GRPCError: UNIMPLEMENTED (compressed), RESOURCE_EXHAUSTED (over MESSAGE_MAX_BYTES, seen from the length,
     nothing is collected), INTERNAL (cut short).
@@ -64,8 +64,8 @@ async def read_payload(stream: Http2Stream) -> bytes | None:
 
 
 def frame_message(message: Any, message_type: type[Any]) -> bytes:
-    """Prefix and payload. Raises TypeError (not of that type), GRPCError RESOURCE_EXHAUSTED (too large: the receiver,
-    with gRPC's default limit, would refuse it with a text that does not name the side at fault)."""
+    """Encode a message, with its prefix. Raises TypeError (not of that type), GRPCError RESOURCE_EXHAUSTED (too large:
+    the receiver would refuse it with a text that does not name the side at fault)."""
     if not isinstance(message, message_type):
         raise TypeError(f"the message is a {type(message).__name__}, not a {message_type.__name__}")
     payload = encode(message)

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, dataclass_transform, final
 T = TypeVar("T")
 
 FIELDS: Final = "__dataclass_fields__"
-"""By this attribute a class is a dataclass."""
+"""The attribute that makes a class a dataclass."""
 
 
 @dataclass_transform()

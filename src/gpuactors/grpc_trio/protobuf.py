@@ -25,11 +25,11 @@ _BYTES: Final = 2
 _FIXED32: Final = 5
 
 _TAG_MAX: Final = (1 << 32) - 1
-"""A field number of 29 bits, and a wire type."""
+"""The largest tag: a field number of 29 bits, and a wire type."""
 
 
 def _signed(value: int, bits: int) -> int:
-    """Two's complement of the low bits: a negative int32 is sent with 64."""
+    """Decode two's complement of the low `bits`: a negative int32 is sent with 64."""
     low = value & ((1 << bits) - 1)
     return low - (1 << bits) if low >> (bits - 1) else low
 
@@ -42,23 +42,23 @@ _SCALARS: Final[Mapping[str, tuple[int, Callable[[Any], object]]]] = {
     betterproto2.TYPE_BYTES: (_BYTES, bytes),
     betterproto2.TYPE_STRING: (_BYTES, lambda value: value.decode("utf-8")),
 }
-"""Wire type and conversion of the types that `protos/` has."""
+"""The wire type and conversion of each scalar type in `protos/`."""
 
 _NESTED: Final = frozenset({betterproto2.TYPE_MESSAGE, betterproto2.TYPE_MAP})
 
 _NESTED_FIELDS: Final = 8
-"""A nested message counts as so many fields more: making one takes as long."""
+"""The number of fields that a nested message counts as besides its own: making one takes as long."""
 
 DECODABLE: Final = _NESTED | _SCALARS.keys() | {betterproto2.TYPE_ENUM}
 """The types of fields that `decode` knows; a field of any other one is a `KeyError`."""
 
 
 class TooManyFieldsError(ValueError):
-    """The message may be one, but it would take too long to find out."""
+    """The message has more fields than are decoded."""
 
 
 def decode(payload: bytes, message_type: type[M], *, fields_max: float = math.inf) -> M:
-    """The message. Raises ValueError unless it is one, down to its innermost field; unknown fields are dropped.
+    """Decode a message. Raises ValueError unless it is one, down to its innermost field; unknown fields are dropped.
 
     Raises TooManyFieldsError at the field, known or not, after the first `fields_max`.
     """
@@ -68,33 +68,33 @@ def decode(payload: bytes, message_type: type[M], *, fields_max: float = math.in
 
 
 def parts(payload: bytes, number: int) -> list[bytes]:
-    """The encoded messages of a repeated field, for a caller that knows most of them already. Raises ValueError as
-    `decode` does, of the message itself."""
-    found = []
-    for field, wire_type, value in _Fields(math.inf).of(payload):
+    """Return the encoded messages of a repeated field, for a caller that knows most of them already. Raises ValueError
+    as `decode` does for the message itself."""
+    payloads = []
+    for field, wire_type, value in _Fields(math.inf).read(payload):
         if field != number:
             continue
         if wire_type != _BYTES:
             raise ValueError(f"field {number} has wire type {wire_type}, not {_BYTES}")
-        found.append(value)
-    return found
+        payloads.append(value)
+    return payloads
 
 
 class _Fields:
-    """The fields of one whole message, which are counted."""
+    """Reads the fields of one message, nested ones included, and counts them."""
 
     def __init__(self, fields_max: float) -> None:
         self._max = fields_max
         self._count = 0
 
     def add(self, fields: int) -> None:
-        """Counts these as well. Raises TooManyFieldsError."""
+        """Count these as well. Raises TooManyFieldsError."""
         self._count += fields
         if self._count > self._max:
             raise TooManyFieldsError(f"more than {self._max:,} fields")
 
-    def of(self, payload: bytes) -> Iterator[tuple[int, int, Any]]:
-        """Number, wire type and value (int or bytes) of each field. Raises ValueError unless they are whole."""
+    def read(self, payload: bytes) -> Iterator[tuple[int, int, Any]]:
+        """Yield number, wire type and value (int or bytes) of each field. Raises ValueError if one is cut short."""
         position = 0
         while position < len(payload):
             self.add(1)
@@ -106,20 +106,20 @@ class _Fields:
 
 
 def _merge(payload: bytes, message: betterproto2.Message, fields: _Fields, *, is_entry: bool = False) -> None:
-    """Takes the fields over: repeated ones are appended, a nested message that is there already is merged into. The
-    entry of a map has a key and a value for ever: no peer has a reason for a third field."""
-    known = message._betterproto  # type: ignore[arg-type]  # their annotation of a class property
-    for number, wire_type, value in fields.of(payload):
-        name = known.field_name_by_number.get(number)
+    """Set the fields in `message`: append repeated ones, and merge into a nested message that is set already. The entry
+    of a map has a key and a value only, whatever the peer's version."""
+    fields_meta = message._betterproto  # type: ignore[arg-type]  # their annotation of a class property
+    for number, wire_type, value in fields.read(payload):
+        name = fields_meta.field_name_by_number.get(number)
         if name is None:
             if is_entry:
                 raise ValueError(f"an entry of a map has a field {number}")
             continue
-        meta = known.meta_by_field_name[name]
+        meta = fields_meta.meta_by_field_name[name]
         if meta.proto_type in _NESTED:
             expected, converted = _BYTES, None
         elif meta.proto_type == betterproto2.TYPE_ENUM:
-            expected, converted = _VARINT, _of_enum(known.cls_by_field[name])
+            expected, converted = _VARINT, _of_enum(fields_meta.cls_by_field[name])
         else:
             expected, converted = _SCALARS[meta.proto_type]
         if converted is not None and meta.repeated and wire_type == _BYTES != expected:
@@ -128,7 +128,7 @@ def _merge(payload: bytes, message: betterproto2.Message, fields: _Fields, *, is
         if wire_type != expected:
             raise ValueError(f"field {name} has wire type {wire_type}, not {expected}")
         if converted is None:
-            _merge_nested(value, message, fields, known.cls_by_field[name], meta)
+            _merge_nested(value, message, fields, fields_meta.cls_by_field[name], meta)
         elif meta.repeated:
             getattr(message, name).append(converted(value))
         else:
@@ -136,27 +136,33 @@ def _merge(payload: bytes, message: betterproto2.Message, fields: _Fields, *, is
 
 
 def _of_enum(enum: Callable[[int], object]) -> Callable[[Any], object]:
-    """Proto3's enums are open: a number that a newer peer knows is a nameless member."""
+    """Return the conversion to `enum`. Proto3's enums are open: an unknown number is a nameless member."""
     return lambda value: enum(_signed(value, 32))
 
 
 def _merge_nested(
-    payload: bytes, message: betterproto2.Message, fields: _Fields, of: type, meta: betterproto2.FieldMetadata
+    payload: bytes,
+    message: betterproto2.Message,
+    fields: _Fields,
+    message_type: type,
+    meta: betterproto2.FieldMetadata,
 ) -> None:
     name = message._betterproto.field_name_by_number[meta.number]  # type: ignore[arg-type]  # as above
     fields.add(_NESTED_FIELDS)
-    there = getattr(message, name)
+    current = getattr(message, name)
     if meta.proto_type == betterproto2.TYPE_MAP:
-        entry = of()
+        entry = message_type()
         _merge(payload, entry, fields, is_entry=True)
         # An absent message reads as None; in a map it is an empty one (protobuf.dev, Language Guide, Maps).
-        there[entry.key] = entry._betterproto.cls_by_field["value"]() if entry.value is None else entry.value
+        current[entry.key] = (
+            entry._betterproto.cls_by_field["value"]() if entry.value is None else entry.value
+        )
     elif meta.repeated:
-        nested = of()
+        nested = message_type()
         _merge(payload, nested, fields)
-        there.append(nested)
+        current.append(nested)
     else:
-        nested = of() if there is None else there
+        nested = message_type() if current is None else current
         _merge(payload, nested, fields)
         setattr(message, name, nested)
 
@@ -169,7 +175,7 @@ def _packed(payload: bytes, wire_type: int) -> Iterator[Any]:
 
 
 def _value(payload: bytes, position: int, wire_type: int) -> tuple[int | bytes, int]:
-    """One value, and where it ends."""
+    """Return one value, and the position after it."""
     if wire_type == _VARINT:
         return _varint(payload, position)
     if wire_type == _BYTES:
@@ -187,7 +193,7 @@ def _value(payload: bytes, position: int, wire_type: int) -> tuple[int | bytes, 
 
 
 def _varint(payload: bytes, position: int) -> tuple[int, int]:
-    """A number of at most 64 bits, and where it ends."""
+    """Return a number of at most 64 bits, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(payload):
@@ -205,14 +211,14 @@ def _varint(payload: bytes, position: int) -> tuple[int, int]:
 # --- encoding ---------------------------------------------------------------------------------------------
 
 _ONE_BYTE: Final = tuple(bytes((value,)) for value in range(0x80))
-"""The varints of one byte, which nearly all are."""
+"""The varints of one byte, by value."""
 
 
 def encode(message: betterproto2.Message) -> bytes:
-    """The message on the wire, as `bytes(message)`; without unknown fields, which `decode` has dropped.
+    """Encode the message as `bytes(message)` does, without unknown fields, which `decode` has dropped.
 
-    A class with a `__bytes__` of its own is asked: its messages are encoded already. Raises ValueError: a number of
-    more than 64 bits, or a text that UTF-8 does not have (a lone surrogate).
+    A class with its own `__bytes__` is encoded by that. Raises ValueError for a number of more than 64 bits, or a text
+    with a lone surrogate.
     """
     if type(message).__bytes__ is not betterproto2.Message.__bytes__:
         return bytes(message)
@@ -225,7 +231,7 @@ def encode(message: betterproto2.Message) -> bytes:
 
 
 def part(number: int, payload: bytes) -> bytes:
-    """A field of bytes, a text or an encoded message, with its tag: what is put together of parts is a message."""
+    """Encode a field of bytes, a text or an encoded message, with its tag; parts joined are a message."""
     return _sized(_varint_bytes(number << 3 | _BYTES), payload)
 
 
@@ -233,7 +239,7 @@ def part(number: int, payload: bytes) -> bytes:
 def _fields_of(
     message_type: type[betterproto2.Message],
 ) -> tuple[tuple[str, bool, Callable[[Any], bytes]], ...]:
-    """Name, whether None is what is not sent (else: what is false), and what encodes the field with its tag."""
+    """Return each field's name, whether it is left out when None (else: when false), and its encoder with the tag."""
     return tuple(
         (
             name,
@@ -254,8 +260,8 @@ def _field(meta: betterproto2.FieldMetadata) -> Callable[[Any], bytes]:
     if _wire_type(meta.proto_type) == _VARINT:
         packed = _single(meta.number, betterproto2.TYPE_BYTES)
         return lambda numbers: packed(b"".join(map(_varint_bytes, numbers)))
-    each = _single(meta.number, meta.proto_type)
-    return lambda values: b"".join(map(each, values))
+    encode_one = _single(meta.number, meta.proto_type)
+    return lambda values: b"".join(map(encode_one, values))
 
 
 def _single(number: int, proto_type: str) -> Callable[[Any], bytes]:
@@ -284,7 +290,7 @@ def _sized(tag: bytes, payload: bytes) -> bytes:
 
 
 def _varint_bytes(value: int) -> bytes:
-    """Negative ones in two's complement of 64 bits."""
+    """Encode a varint; a negative number in two's complement of 64 bits."""
     if 0 <= value < 0x80:
         return _ONE_BYTE[value]
     if not -(1 << 63) <= value < 1 << 64:

@@ -49,19 +49,19 @@ class Server:
         self._drain_s = drain_s
         self._accepting = True
         self._last_request: tuple[RawHeaders, Request] | None = None
-        """Headers as they were read last: those of kubelet's calls of a method are the same each time."""
+        """The last headers and their request: kubelet's calls of a method have the same headers each time."""
         # Dictionaries, because a set's order changes from run to run: a simulation must play the same twice.
         self._calls: dict[Call, None] = {}
         self._connections: dict[_ServerConnection, None] = {}
 
     @property
     def connections(self) -> int:
-        """How many peers are connected now. Kubelet closes its connection when it has noticed a stream's end."""
+        """The number of connected peers. Kubelet closes its connection when it has noticed a stream's end."""
         return len(self._connections)
 
     @property
     def calls(self) -> int:
-        """How many calls are in flight now, streams included."""
+        """The number of calls in flight, streams included."""
         return len(self._calls)
 
     async def serve(
@@ -119,13 +119,12 @@ class Server:
         return not grace.cancelled_caught
 
     async def wait_idle(self) -> None:
-        """Until no unary call is in flight; those that come meanwhile are served, and waited for as well. Has no bound
-        of its own."""
+        """Wait until no unary call is in flight, those that come meanwhile included. Has no bound of its own."""
         while unary := [call for call in self._calls if not call.streams_answers]:
             await _all_finished(unary)
 
     async def wait_disconnected(self) -> None:
-        """Until no peer is connected. Has no bound of its own: a peer may stay as long as it likes."""
+        """Wait until no peer is connected. Has no bound of its own: a peer may stay for ever."""
         while self._connections:
             await next(iter(self._connections)).disconnected.wait()
 
@@ -174,7 +173,7 @@ class _ServerConnection(AbstractHandler):
             await trio.aclose_forcefully(self._stream)
 
     async def _run_calls(self) -> None:
-        """Until the connection has ended and every call has returned."""
+        """Run the calls until the connection has ended and every call has returned."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
@@ -201,28 +200,28 @@ class _ServerConnection(AbstractHandler):
         self._nursery.start_soon(self._run_call, stream, call)
 
     def cancel(self, stream: GrpclibStream) -> None:
-        """The peer has reset the stream."""
+        """End the call whose stream the peer has reset."""
         if (call := self._calls.get(cast("Http2Stream", stream))) is not None:
             call.cancel()
 
     def close(self) -> None:
-        """The connection has ended."""
+        """End all calls, as the connection has ended."""
         for call in self._calls.values():
             call.cancel()
 
 
 async def accept(listener: trio.abc.Listener[trio.abc.Stream]) -> trio.abc.Stream:
-    """The next connection; waits while descriptors or memory are short, and logs it once."""
-    complained = False
+    """Accept the next connection; wait while descriptors or memory are short, and log it once."""
+    is_logged = False
     while True:
         try:
             return await listener.accept()
         except OSError as error:
             if error.errno not in _OUT_OF_RESOURCES:
                 raise
-            if not complained:
+            if not is_logged:
                 log.warning("cannot accept connections, trying again every %g s: %s", ACCEPT_RETRY_S, error)
-                complained = True
+                is_logged = True
         await trio.sleep(ACCEPT_RETRY_S)
 
 

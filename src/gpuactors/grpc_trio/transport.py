@@ -42,7 +42,7 @@ class Transport:
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the peer's side of the stream has not taken yet."""
+        """The number of bytes that the stream has not taken yet."""
         return len(self._waiting) + self._sending_bytes
 
     def write(self, data: bytes | bytearray) -> None:
@@ -65,7 +65,7 @@ class Transport:
             self.write(data[sent_bytes:])
 
     def close(self) -> None:
-        """No more bytes; what waits is still sent (by `pump()`, which then returns)."""
+        """Take no more bytes; `pump()` still sends those that wait, and then returns."""
         self._closing = True
         self._work.set()
 
@@ -73,7 +73,7 @@ class Transport:
         return self._closing
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """No socket for grpclib to tune, no peer name, no TLS."""
+        """Return `default`: there is no socket for grpclib to tune, no peer name, no TLS."""
         return default
 
     async def pump(self) -> None:

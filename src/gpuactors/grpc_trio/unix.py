@@ -71,15 +71,15 @@ class UnixStream(trio.abc.Stream):
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Always waits at least a turn, so that a peer that sends without end cannot hold up other tasks."""
-        most = _RECEIVE_BYTES if max_bytes is None else index(max_bytes)
-        if most < 1:
+        """Receive bytes; always give other tasks a turn, so that a peer that sends without end cannot hold them up."""
+        size = _RECEIVE_BYTES if max_bytes is None else index(max_bytes)
+        if size < 1:
             raise ValueError("max_bytes must be at least 1")
         try:
             while self._socket.fileno() >= 0:
                 await trio.lowlevel.wait_readable(self._socket)
                 try:
-                    return self._socket.recv(most)
+                    return self._socket.recv(size)
                 except BlockingIOError:  # it was not: wait again
                     continue
         except OSError as error:
@@ -88,7 +88,7 @@ class UnixStream(trio.abc.Stream):
         raise trio.ClosedResourceError("the socket is closed")
 
     def send_now(self, data: bytes | bytearray) -> int:
-        """How many bytes the socket takes at once; `send_all` is for the rest. Not while a `send_all` is under way.
+        """Send what the socket takes at once, and return how many bytes. Not while a `send_all` is under way.
 
         Raises as `send_all`.
         """
@@ -114,8 +114,8 @@ class BoundListener(trio.abc.Listener[trio.abc.Stream]):
 
     @abstractmethod
     def still_there(self) -> bool:
-        """Whether a client that dials the path reaches this listener. Kubelet removes every socket of its directory
-        when it starts."""
+        """Return whether a client that dials the path reaches this listener. Kubelet removes every socket of its
+        directory when it starts."""
 
 
 class UnixListener(BoundListener):
@@ -137,8 +137,7 @@ class UnixListener(BoundListener):
         return UnixStream(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, accepted.socket.detach()))
 
     async def aclose(self) -> None:
-        """Removes the file, if it is still ours, and then closes, so that no client is refused at a path that
-        exists."""
+        """Remove the file, if it is still ours, and then close, so that no client is refused at a path that exists."""
         if self.still_there():
             with suppress(OSError):  # gone meanwhile, or the directory is read-only now: nothing to be done
                 os.unlink(self.path)
@@ -156,7 +155,7 @@ class SocketFile(Struct, frozen=True):
     """The file at a socket's path, whether or not a process listens behind it."""
 
     identity: str
-    """Its identity: a new socket has another, even with the same inode."""
+    """The file's identity, which differs for a new socket even with the same inode."""
     age_s: float
     """Seconds since it was made. After a clock was set back this is too small."""
 
@@ -180,18 +179,18 @@ class OwnerOf(Protocol):
 
 
 def socket_file(path: str) -> SocketFile | None:
-    """None if there is no socket at `path`, or it cannot be accessed."""
+    """Return the socket file at `path`; None if there is none, or it cannot be accessed."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(status.st_mode):
         return None
-    return SocketFile(f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}", time.time() - found.st_mtime)
+    return SocketFile(f"{status.st_dev}:{status.st_ino}:{status.st_mtime_ns}", time.time() - status.st_mtime)
 
 
 def owner_of(path: str) -> Owner | None:
-    """The process that listens at `path`; None if there is none, or no file. Dials it, without waiting.
+    """Return the process that listens at `path`; None if there is none, or no file. Dials it, without waiting.
 
     Raises SocketBindError if this process may not dial it.
     """
@@ -264,12 +263,12 @@ def _check_length(path: str) -> None:
 
 
 def _check_vacant(path: str, evict: Collection[Owner]) -> None:
-    """Nothing there, or a socket file with no process behind it, or with one that is to be evicted."""
+    """Raise SocketError unless `path` is free: no file, or a socket without a process or of one to be evicted."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return  # nothing there; or the directory is at fault, which bind() will report
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(status.st_mode):
         raise NotASocketError(
             f"{path} exists and is not a socket; it is not touched: remove it, or choose another socket directory"
         )
@@ -322,7 +321,7 @@ def _bind_renamed(path: str, mode: int) -> tuple[socket.socket, tuple[int, int]]
 
 
 def _hidden_name(path: str) -> str | None:
-    """A name beside `path` that fits, or None. The dot: kubelet's plugin watcher ignores hidden files."""
+    """Return a name beside `path` that fits, or None. The dot: kubelet's plugin watcher ignores hidden files."""
     directory, base = os.path.split(path)
     token = secrets.token_hex(3)
     for name in (f".{base}.{token}", f".{token}"):
@@ -334,10 +333,10 @@ def _hidden_name(path: str) -> str | None:
 
 def _inode_id(path: str) -> tuple[int, int] | None:
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _bind_error(path: str, error: OSError) -> SocketBindError:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from gpuactors.core.values.slices import Publication
 
 
-def ago(then: float, at: float) -> float | None:
-    """Return the seconds from `then` to `at`; None if `then` is not known."""
-    return max(0.0, at - then) if then != -math.inf else None
+def ago(since: float, at: float) -> float | None:
+    """Return the seconds from `since` to `at`; None if `since` is not known."""
+    return max(0.0, at - since) if since != -math.inf else None
 
 
 def claims_view(state: NodeState, at: float) -> ClaimsView | None:

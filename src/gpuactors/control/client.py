@@ -111,9 +111,9 @@ def _asked(path: str, connection: socket.socket, until: float) -> bytes:
     connection.sendall(line_of(Request(STATUS)))
     while END not in received[-_READ_BYTES:]:
         connection.settimeout(max(until - time.monotonic(), 0.001))
-        more = connection.recv(_READ_BYTES)
-        received += more
-        if not more or not received.startswith(BEGIN) or len(received) > ANSWER_MAX_BYTES:
+        chunk = connection.recv(_READ_BYTES)
+        received += chunk
+        if not chunk or not received.startswith(BEGIN) or len(received) > ANSWER_MAX_BYTES:
             raise no_answer(path, bytes(received[:_READ_BYTES]))
     return bytes(received)
 
@@ -168,8 +168,8 @@ def hanging(why: str) -> ControlError:
     return ControlError(f"a daemon has the socket and does not answer; does it hang? {why}")
 
 
-def too_slow(path: str, what: str, within_s: float) -> ControlError:
-    return ControlError(f"the daemon behind {path} did not {what} within {within_s:g} s; does it hang?")
+def too_slow(path: str, action: str, within_s: float) -> ControlError:
+    return ControlError(f"the daemon behind {path} did not {action} within {within_s:g} s; does it hang?")
 
 
 def ending(path: str) -> ControlError:

@@ -75,8 +75,8 @@ class _Reread(trio.abc.ReceiveStream):
         if not self._received:
             return await self._stream.receive_some(max_bytes)
         await trio.lowlevel.checkpoint()
-        most = max_bytes or len(self._received)
-        received, self._received = self._received[:most], self._received[most:]
+        size = max_bytes or len(self._received)
+        received, self._received = self._received[:size], self._received[size:]
         return received
 
     async def aclose(self) -> None:

@@ -36,9 +36,9 @@ class Lines:
             searched = len(self._received)
             if searched > max_bytes:
                 raise NoLineError(f"its line is longer than {max_bytes} bytes", b"")
-            if not (more := await self._stream.receive_some()):
+            if not (chunk := await self._stream.receive_some()):
                 raise NoLineError("it closed the connection", bytes(self._received))
-            self._received += more
+            self._received += chunk
         line = bytes(self._received[:end])
         del self._received[: end + 1]
         return line

@@ -97,7 +97,7 @@ def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
 
 def _present(state: NodeState, reported: DeviceReport, device: Device, at: float) -> DeviceView:
     function = device.units[0]  # its facts are the ones that are shown of a device
-    seen = state.host.seen.get(function.address)
+    inspection = state.host.seen.get(function.address)
     polled = last_poll(state, device)
     return DeviceView(
         address=device.key,
@@ -121,22 +121,22 @@ def _present(state: NodeState, reported: DeviceReport, device: Device, at: float
         remedy=_remedy(state, device, reported.holders),
         listed=reported.listed,
         for_claims=device_of_claims_view(state, device.key),
-        since_s=ago(_since(reported, seen), at),
+        since_s=ago(_since(reported, inspection), at),
         nodes=tuple(node for node in function.nodes if node not in _SHARED_NODES),
-        inspected_s=ago(seen.at, at) if seen is not None else None,
+        inspected_s=ago(inspection.at, at) if inspection is not None else None,
         polled_s=ago(polled.at, at) if polled is not None else None,
         calls=_calls(state, device.key, at),
     )
 
 
-def _since(reported: DeviceReport, seen: Seen | None) -> float:
+def _since(reported: DeviceReport, inspection: Seen | None) -> float:
     """Return when the device got its health and cause. For one that is not listed, an inspection decides them."""
     since = -math.inf
     for change in reversed(reported.history):
         if (change.health, change.cause) != (reported.health if reported.listed else None, reported.cause):
             break
         since = change.at
-    return since if reported.listed or seen is None else max(since, seen.changed_at)
+    return since if reported.listed or inspection is None else max(since, inspection.changed_at)
 
 
 def _calls(state: NodeState, device: DeviceKey, at: float) -> tuple[LastCallView, ...]:

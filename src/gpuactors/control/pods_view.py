@@ -18,22 +18,24 @@ _Value = TypeVar("_Value")
 
 def pods_view(state: NodeState) -> tuple[PodView, ...]:
     """Return the pods that have a GPU, left one behind, or use a claim without one, sorted by name."""
-    given = sorted(_given(state), key=itemgetter(1, 2))
-    pods = {name: pod for pod, name, _, _ in given}
+    allocations = sorted(_given(state), key=itemgetter(1, 2))
+    pods = {name: pod for pod, name, _, _ in allocations}
     pods |= {str(orphan.pod): orphan.pod for orphan in state.kubelet.orphans.values()}
     without_gpu = _without_gpu(state)
     pods |= {str(use.pod): use.pod for use in without_gpu}
-    devices = _by_pod((name, device) for _, name, device, _ in given)
-    claims = _by_pod((name, claim) for _, name, _, claim in given if claim)
+    devices = _by_pod((name, device) for _, name, device, _ in allocations)
+    claims = _by_pod((name, claim) for _, name, _, claim in allocations if claim)
     used = _by_pod(sorted((str(use.pod), use.claim) for use in without_gpu))
-    left = _by_pod(sorted((str(orphan.pod), device) for device, orphan in state.kubelet.orphans.items()))
+    left_behind = _by_pod(
+        sorted((str(orphan.pod), device) for device, orphan in state.kubelet.orphans.items())
+    )
     return tuple(
         PodView(
             name=name if pod.name else "",
             uid=pod.uid,
             devices=tuple(dict.fromkeys(devices.get(name, ()))),
             claims=tuple(dict.fromkeys((*claims.get(name, ()), *used.get(name, ())))),
-            left=tuple(left.get(name, ())),
+            left=tuple(left_behind.get(name, ())),
         )
         for name, pod in sorted(pods.items())
     )
@@ -53,8 +55,8 @@ def _without_gpu(state: NodeState) -> list[PodClaim]:
         return []
     settings = (state.gpus.claims.settings, state.domains.claims.settings)
     drivers = {of_driver.driver for of_driver in settings if of_driver is not None}
-    others = {claim for driver, claim in ledger.claimed if driver not in drivers}
-    return [use for use in ledger.without_gpu if use.claim not in others] if drivers else []
+    foreign_claims = {claim for driver, claim in ledger.claimed if driver not in drivers}
+    return [use for use in ledger.without_gpu if use.claim not in foreign_claims] if drivers else []
 
 
 def _given(state: NodeState) -> Iterator[tuple[Pod, str, DeviceKey, str]]:

@@ -37,7 +37,7 @@ class Restoration(Struct, frozen=True, gc=False):
     original_drivers: tuple[OriginalDriver, ...]
     owed: tuple[OwedReturn, ...]
     warning: str
-    """What is missing, as a sentence; empty if nothing is."""
+    """The parts that are missing, as a sentence; empty if none are."""
     is_lost: bool
     """True if no checkpoint of this boot names the claims: kubelet may list more of them (`recovery.py`)."""
     kept: Checkpoint

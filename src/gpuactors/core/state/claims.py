@@ -85,11 +85,11 @@ class DomainReservation(Struct, frozen=True, gc=False, tag="domain"):
 
 
 Reservation = GpuReservation | DomainReservation
-"""What a claim has reserved, by the kind of its devices."""
+"""The reservation of a claim, by the kind of its devices."""
 
 
 class ClaimRecord(Struct, frozen=True, gc=False):
-    """What the daemon knows of one claim on this node."""
+    """One claim on this node, as far as the daemon knows it."""
 
     name: ClaimName
     state: ClaimState
@@ -100,7 +100,7 @@ class ClaimRecord(Struct, frozen=True, gc=False):
     claim: Claim | None = None
     """The claim as it was read from the API server; None before."""
     reservation: Reservation | None = None
-    """What the claim has reserved; None before that is known, and when nothing is left of it."""
+    """The reservation of the claim; None before that is known, and when nothing is left of it."""
     intent: int = 0
     """The number of the checkpoint that has the present state."""
     acts: Mapping[str, int] = field(default_factory=dict)

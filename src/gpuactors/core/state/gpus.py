@@ -50,7 +50,7 @@ class Returned(Struct, frozen=True, gc=False):
 
 
 class OfClaim(Struct, frozen=True, gc=False):
-    """What one claim means for others. `strangers.own_claims` follows from these values alone."""
+    """The consequences of one claim for others. `strangers.own_claims` follows from these values alone."""
 
     name: ClaimName
     owns: bool = False
@@ -69,10 +69,10 @@ class OfClaim(Struct, frozen=True, gc=False):
 
 
 class OfClaims(Struct, frozen=True, gc=False):
-    """What the claims mean for others: derived for changed claims only, as a node may have a thousand."""
+    """The consequences of the claims for others: derived for changed claims only, as a node may have a thousand."""
 
     by_claim: Mapping[ClaimUid, OfClaim] = field(default_factory=dict)
-    """The meaning of each claim for others."""
+    """The consequences of each claim."""
     named: Mapping[int | str, int] = field(default_factory=dict)
     """The number of claims whose files name each node (`OfClaim.nodes`)."""
 
@@ -98,7 +98,7 @@ class Gpus(Struct, frozen=True, gc=False):
     check_at: float = math.inf
     """When the next check is due, the earliest of `fitness`; infinite while one is outstanding. Each step reads it."""
     of_claims: OfClaims = OfClaims()
-    """What the claims mean for others, derived from `claims`."""
+    """The consequences of `claims` for others, derived from them."""
     reserved: Mapping[DeviceKey, ClaimedDevice] = field(default_factory=dict)
     """The devices that claims have for themselves, and those in `returned`; each with its claim."""
     returned: Mapping[DeviceKey, Returned] = field(default_factory=dict)

@@ -293,8 +293,8 @@ BOUNDS: Final = (
     Mutation(
         "the first values of the label stay ours, and no later one is",
         "core/domains/label.py",
-        "(*(v for v in label.ours if v != value), value)[-LABELS_KEPT:]",
-        "(*(v for v in label.ours if v != value), value)[:LABELS_KEPT]",
+        "(*(v for v in label.removable if v != value), value)[-LABELS_KEPT:]",
+        "(*(v for v in label.removable if v != value), value)[:LABELS_KEPT]",
         "tests/core/domains/test_label.py::test_the_last_values_of_the_label_that_were_ours_are_remembered_and_no_more_than_the_bound",
     ),
     Mutation(

@@ -80,7 +80,7 @@ MUTATIONS: Final = (
         "a GPU that an external process holds is handed out",
         "core/deviceplugin/calls.py",
         "        if held is None or _is_awaited(state, address, held):\n",
-        "        if held is None or not isinstance(held.who, Owner):\n",
+        "        if held is None or not isinstance(held.holder, Owner):\n",
     ),
     Mutation(
         "the gate is open: a start waits for nobody",

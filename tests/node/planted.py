@@ -105,8 +105,8 @@ BUGS: Final = (
     Planted(
         "the label is removed under a live claim",
         "src/gpuactors/core/domains/label.py",
-        "    if label.value in held_domains.kept or label.value not in label.ours:\n",
-        "    if label.value not in label.ours:\n",
+        "    if label.value in held_domains.kept or label.value not in label.removable:\n",
+        "    if label.value not in label.removable:\n",
         "tests/node/test_domains.py -k a_domain_is_made_and",
     ),
 )

@@ -351,8 +351,8 @@ def _ledger(state: NodeState, event: events.kubelet.LedgerEvent, at: float) -> S
             before = state.kubelet.ledger
             if event.read == before.refresh.outstanding:
                 after, contested = listing.compared(after, event.read, event.healthy, at)
-            same = after.kubelet.ledger.entries is before.entries and before.problem is None
-            level = Level.DEBUG if same and before.read else Level.INFO
+            is_same = after.kubelet.ledger.entries is before.entries and before.problem is None
+            level = Level.DEBUG if is_same and before.read else Level.INFO
             fields: dict[str, Field] = {
                 "source": str(after.kubelet.ledger.source),
                 "devices": len(after.kubelet.ledger.entries),

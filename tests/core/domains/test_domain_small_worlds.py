@@ -108,7 +108,7 @@ def _somebody_s_label_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def ours(known: Label, of: label.Held) -> Label:
         after = judged(known, of)
-        return after if after.value is None else replace(after, ours=(*after.ours, after.value))
+        return after if after.value is None else replace(after, removable=(*after.removable, after.value))
 
     monkeypatch.setattr(label, "_judged", ours)
 

@@ -13,7 +13,7 @@ from gpuactors.core.domains.label import (
     LABEL_READ_S,
     LABEL_RETRY_S,
     LABELS_KEPT,
-    _with_ours,
+    _with_removable,
 )
 from gpuactors.core.domains.reads import DOMAIN_READ_S
 from gpuactors.core.events.domains import LabelPatched
@@ -419,5 +419,5 @@ def test_the_last_values_of_the_label_that_were_ours_are_remembered_and_no_more_
     core.ready()
     label = core.state.domains.label
     for domain in (*domains, domains[-2]):
-        label = replace(label, ours=_with_ours(label, domain))
-    assert label.ours == (*domains[3:-2], domains[-1], domains[-2])
+        label = replace(label, removable=_with_removable(label, domain))
+    assert label.removable == (*domains[3:-2], domains[-1], domains[-2])

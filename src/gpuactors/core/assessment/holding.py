@@ -37,12 +37,12 @@ def holding_of(
     use, unowned = inputs.use, inputs.unowned
     if use is None or unowned is None:
         return None
-    return Holding(unowned.left or use.holders, key, _by_use(inputs, use, unowned))
+    return Holding(unowned.departed or use.holders, key, _by_use(inputs, use, unowned))
 
 
 def _by_use(inputs: GroupInputs, use: Observed, unowned: UnownedUse) -> Reason:
     is_used = f"IOMMU group {inputs.group} is {use.evidence}"
-    if (pod := unowned.left) is not None:
+    if (pod := unowned.departed) is not None:
         if not unowned.is_settled:
             return Reason(Cause.HOLDER_UNKNOWN, f"{is_used}; pod {pod} has just left kubelet's ledger")
         is_still_used = f"IOMMU group {inputs.group} is still {use.evidence}"

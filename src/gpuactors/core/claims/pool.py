@@ -72,14 +72,14 @@ def wanted_pool(offer: Offer, keeps: ServerKeepsTaints) -> Pool:
     A blocked device gets a taint where the server keeps taints. Elsewhere it is withdrawn, unless a live claim has it.
     While that is unknown, no device is offered that must not be taken.
     """
-    shown = _shown_each({one.name: (one, offer.driver, keeps) for one in offer.devices})
+    shown = _shown_each({device.name: (device, offer.driver, keeps) for device in offer.devices})
     in_order = [shown[name] for name in sorted(shown)]
     return Pool(
         offer.driver,
         offer.node,
-        _split([one.device for one in in_order if one.device is not None]),
-        tuple(one.name for one in in_order if one.device is None and not one.left_out),
-        {one.name: one.left_out for one in in_order if one.left_out},
+        _split([entry.device for entry in in_order if entry.device is not None]),
+        tuple(entry.name for entry in in_order if entry.device is None and not entry.left_out),
+        {entry.name: entry.left_out for entry in in_order if entry.left_out},
     )
 
 

@@ -75,11 +75,11 @@ def _listed(view: DriverView) -> dict[ClaimName, list[str]]:
             devices = by_claim.setdefault(ClaimName(namespace, name, ClaimUid(claimed.uid)), [])
             if claimed.device not in devices:  # it is listed for each pod of the claim
                 devices.append(claimed.device)
-    return {name: of_it for name, of_it in by_claim.items() if left_out.isdisjoint((name.uid, str(name)))}
+    return {name: devices for name, devices in by_claim.items() if left_out.isdisjoint((name.uid, str(name)))}
 
 
 def _is_pods(state: NodeState, address: DeviceKey) -> bool:
     """Return whether a pod has the device, or another function of its group, by the device plugin API, or is getting
     it. After a reboot it may be in place for the claim as well, as a pre-bound GPU is."""
     held = state.holding(address, NO_RESOURCE, lambda _, allocation: allocation.resource is None)
-    return held is not None and isinstance(held.who, Owner)
+    return held is not None and isinstance(held.holder, Owner)

@@ -496,7 +496,7 @@ class _Doubted(Struct, frozen=True, gc=False):
 
 
 class _Awaited(Struct, frozen=True, gc=False):
-    """Whether the pod that has just got a device of the call has all its devices will be known soon."""
+    """The call waits: it will soon be known whether the pod that has just got one of its devices has all of them."""
 
 
 def _decide(state: NodeState, call: Call) -> Answer | _Doubted | _Awaited | None:
@@ -671,9 +671,9 @@ def _taken(state: NodeState, call: Call) -> tuple[list[Reason], tuple[Allocation
         if held is None or _is_awaited(state, address, held):
             continue
         reason = held.reason
-        if isinstance(held.who, Owner):
-            owners += held.who.entries
-            if (call.resource, asked[address]) in {(e.resource, e.device) for e in held.who.entries}:
+        if isinstance(held.holder, Owner):
+            owners += held.holder.entries
+            if (call.resource, asked[address]) in {(e.resource, e.device) for e in held.holder.entries}:
                 reason = Reason(Cause.STILL_ALLOCATED, f"{reason.message}, which lives; {_FORGOTTEN}")
         reasons.append(_about(address, reason))
     return reasons, tuple(owners)
@@ -704,7 +704,7 @@ def _is_awaited(state: NodeState, address: DeviceKey, held: Holding) -> bool:
     allocates what its ledger has free, so the owner of the last read has just left."""
     if not state.daemon.settings.pre_start_gate:
         return False
-    match held.who:
+    match held.holder:
         case Owner():
             return False
         case Pod():

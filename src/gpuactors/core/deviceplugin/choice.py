@@ -165,7 +165,7 @@ def _fewest(
         most[index] = max(most[index + 1], others[index].devices)
 
     def first(begin: int, count: int, sums: _Sums) -> list[int] | None:
-        """The first `count` places from `begin` on that complete `sums`. Raises `_NoStepsLeft`."""
+        """Return the first `count` places from `begin` on that complete `sums`. Raises `_NoStepsLeft`."""
         if count == 0:
             return [] if sums.has(need, whole=whole) else None
         for index in range(begin, len(others) - count + 1):

@@ -325,19 +325,25 @@ def _changes(
     logged = _worth_a_line(state, changed)
     alike: dict[tuple[Level, Health, Cause, str], list[AdvertisedDevice]] = {}
     for entry in logged:
-        # That a claim of ours has it is what is meant, and no warning.
+        # A device that a claim of gpuactors has is no reason to warn.
         is_meant = entry.health is Health.HEALTHY or entry.key in state.gpus.reserved
         level = Level.INFO if is_meant or entry.id in reported else Level.WARNING
         alike.setdefault((level, entry.health, entry.cause, entry.reason), []).append(entry)
-    for (level, health, cause, reason), of_it in alike.items():
-        said: dict[str, Field] = {"health": str(health), "cause": str(cause), "reason": reason}
-        if len(of_it) > limits.QUOTED_ITEMS_MAX:
-            devices = quoted_ids([entry.id for entry in of_it])
-            effects.append(Log(level, "devices.changed", {"resource": resource, "devices": devices, **said}))
+    for (level, health, cause, reason), like_entries in alike.items():
+        shared_fields: dict[str, Field] = {"health": str(health), "cause": str(cause), "reason": reason}
+        if len(like_entries) > limits.QUOTED_ITEMS_MAX:
+            devices = quoted_ids([entry.id for entry in like_entries])
+            effects.append(
+                Log(level, "devices.changed", {"resource": resource, "devices": devices, **shared_fields})
+            )
             continue
         effects += [
-            Log(level, "device.changed", {"resource": resource, "device": quoted_id(entry.id), **said})
-            for entry in of_it
+            Log(
+                level,
+                "device.changed",
+                {"resource": resource, "device": quoted_id(entry.id), **shared_fields},
+            )
+            for entry in like_entries
         ]
     if len(logged) < len(changed):
         count = len(changed) - len(logged)
@@ -355,8 +361,8 @@ def _has_been_said(state: NodeState, was: AdvertisedDevice, now: AdvertisedDevic
     if now.cause in (was.cause, Cause.HOLDER_UNKNOWN):
         return True
     history = state.published.history.get(now.key, ()) if was.cause is Cause.HOLDER_UNKNOWN else ()
-    said = (change for change in reversed(history) if change.cause is not Cause.HOLDER_UNKNOWN)
-    return any((change.health, change.cause) == (now.health, now.cause) for change in islice(said, 1))
+    logged = (change for change in reversed(history) if change.cause is not Cause.HOLDER_UNKNOWN)
+    return any((change.health, change.cause) == (now.health, now.cause) for change in islice(logged, 1))
 
 
 _OTHERS: Final = (

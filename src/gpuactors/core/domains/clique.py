@@ -79,14 +79,14 @@ def is_clique(text: str) -> bool:
     return parsed("", text).clique_id is not None
 
 
-def found_by(said: Iterable[Said]) -> CliqueFound:
+def found_by(answers: Iterable[Said]) -> CliqueFound:
     """Return the answer of the first source that knows, in the order given."""
     reasons: list[str] = []
-    for one in said:
-        if one.clique_id is not None:
-            return CliqueFound(one.clique_id, one.source, is_past=one.is_past)
-        reasons.append(f"{one.source} {one.why}")
-        if one.is_last:
+    for answer in answers:
+        if answer.clique_id is not None:
+            return CliqueFound(answer.clique_id, answer.source, is_past=answer.is_past)
+        reasons.append(f"{answer.source} {answer.why}")
+        if answer.is_last:
             break
     return CliqueFound(
         unknown=f"the clique of this node's NVLink fabric is not known: {'; '.join(reasons)}. To do: {_WHAT_TO_DO}"
@@ -147,7 +147,7 @@ def of_gpus(source: str, gpus: Iterable[GpuFabric]) -> Said:
         else:
             clique_ids[f"{gpu.cluster}.{gpu.clique}"] = None
     if len(clique_ids) > 1:
-        words = " and ".join(quoted_id(one) or "none" for one in first_of(list(clique_ids)))
+        words = " and ".join(quoted_id(clique_id) or "none" for clique_id in first_of(list(clique_ids)))
         return Said(source, why=f"names several cliques: {words}", is_last=True)
     if not clique_ids:
         return Said(source, why="knows no GPU of the host's driver")

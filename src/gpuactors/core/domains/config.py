@@ -36,10 +36,10 @@ def chosen(claim: Claim) -> DomainConfig | ConfigFault:
         return configs
     of_results: dict[DomainConfig, None] = {}
     for result in claim.results or ():
-        one = _of_result(result, configs)
-        if isinstance(one, ConfigFault):
-            return one
-        of_results[one] = None
+        config = _of_result(result, configs)
+        if isinstance(config, ConfigFault):
+            return config
+        of_results[config] = None
     if len(of_results) != 1:
         return ConfigFault(
             "the claim is for several compute domains or kinds of device: make a claim for each"

@@ -117,7 +117,7 @@ def patch_wanted(label: Label, held_domains: Held) -> LabelPatch | None:
     """Return the patch that the label needs; None if it is right, or foreign."""
     if label.value is None:
         return LabelPatch(LabelChange.ADD, held_domains.needed) if held_domains.needed is not None else None
-    if label.value in held_domains.kept or label.value not in label.ours:
+    if label.value in held_domains.kept or label.value not in label.removable:
         return None
     return LabelPatch(LabelChange.REMOVE, DomainUid(label.value))
 
@@ -139,7 +139,11 @@ def _is_addable(domains: Domains, domain: DomainUid) -> bool:
 
 def is_foreign(label: Label, held_domains: Held) -> bool:
     """Return whether the label has a value that no claim here has set, or wants."""
-    return label.value is not None and label.value not in label.ours and label.value not in held_domains.kept
+    return (
+        label.value is not None
+        and label.value not in label.removable
+        and label.value not in held_domains.kept
+    )
 
 
 def conflict(domains: Domains, domain: DomainUid) -> Reason | None:
@@ -158,7 +162,7 @@ def conflict(domains: Domains, domain: DomainUid) -> Reason | None:
     if label.value is None:
         absent = f"the label {LABEL} of the node {node} is not there yet{problem}"
         return Reason(Cause.API_SERVER_FAILED if problem else Cause.DOMAIN_NOT_READY, absent)
-    if label.value in label.ours or label.is_going:
+    if label.value in label.removable or label.is_going:
         going = ", and is being removed" if label.is_going else ""
         other = f"the label {LABEL} of the node {node} still names {label.value}{going}{problem}"
         return Reason(Cause.API_SERVER_FAILED if problem else Cause.OTHER_DOMAIN, other)
@@ -229,12 +233,12 @@ def _judged(label: Label, held_domains: Held) -> Label:
     """Decide which values gpuactors has set. A value that the label had at the start, while no claim had a channel, was
     left by an earlier daemon; a claim that waits for a channel came later. A claim that was found by its files may have
     a channel: then this is decided when the claim has been read, or is gone."""
-    for domain in sorted(held_domains.owning - {*label.ours}):
-        label = replace(label, ours=_with_ours(label, domain))
+    for domain in sorted(held_domains.owning - {*label.removable}):
+        label = replace(label, removable=_with_removable(label, domain))
     if label.initial is None or not held_domains.is_complete:
         return label
-    ours = label.ours if held_domains.owning else _with_ours(label, label.initial)
-    return replace(label, initial=None, ours=ours)
+    removable = label.removable if held_domains.owning else _with_removable(label, label.initial)
+    return replace(label, initial=None, removable=removable)
 
 
 def _named(label: Label, held_domains: Held) -> tuple[Label, list[Effect]]:
@@ -353,8 +357,8 @@ def _daemons(domains: Domains) -> frozenset[ClaimUid]:
     )
 
 
-def _with_ours(label: Label, value: str) -> tuple[str, ...]:
-    return (*(v for v in label.ours if v != value), value)[-LABELS_KEPT:]
+def _with_removable(label: Label, value: str) -> tuple[str, ...]:
+    return (*(v for v in label.removable if v != value), value)[-LABELS_KEPT:]
 
 
 def _answered(domains: Domains, label: Label) -> Domains:

@@ -85,15 +85,15 @@ def _takes_part(entry: ClaimRecord, uid: DomainUid, kind: DeviceKind) -> bool:
 
 def _report(domains: Domains, uid: DomainUid) -> DomainReport:
     assert domains.settings is not None
-    of_it = [
+    claims = [
         e
         for e in domains.claims.entries.values()
         if (config := domain_of(e).config) is not None and config.domain == uid
     ]
-    daemons = [e.name.uid for e in of_it if _takes_part(e, uid, DeviceKind.DAEMON)]
+    daemons = [e.name.uid for e in claims if _takes_part(e, uid, DeviceKind.DAEMON)]
     view = domains.views.get(uid)
-    namespace, name = _name(domains, uid, of_it)
-    status, missing = _status(domains, uid, [e for e in of_it if _takes_part(e, uid, DeviceKind.CHANNEL)])
+    namespace, name = _name(domains, uid, claims)
+    status, missing = _status(domains, uid, [e for e in claims if _takes_part(e, uid, DeviceKind.CHANNEL)])
     return DomainReport(
         uid=uid,
         name=name,
@@ -109,13 +109,13 @@ def _report(domains: Domains, uid: DomainUid) -> DomainReport:
     )
 
 
-def _name(domains: Domains, uid: DomainUid, of_it: list[ClaimRecord]) -> tuple[str, str]:
+def _name(domains: Domains, uid: DomainUid, claims: list[ClaimRecord]) -> tuple[str, str]:
     """Return the domain's namespace and name as last read. For one that is gone, or that this daemon has not read,
     return those that its claim has."""
     view = domains.views.get(uid)
     if view is not None and view.domain is not None:
         return view.domain.namespace, view.domain.name
-    own = next((own for entry in of_it if (own := domain_of(entry).domain) is not None and own.name), None)
+    own = next((own for entry in claims if (own := domain_of(entry).domain) is not None and own.name), None)
     return (own.namespace, own.name) if own is not None else ("", "")
 
 

@@ -39,7 +39,7 @@ class StreamOpened(Struct, frozen=True, gc=False):
 
 
 class StreamEnded(Struct, frozen=True, gc=False):
-    """That stream has ended, on either side."""
+    """The stream has ended, on either side."""
 
     resource: ResourceName
     stream: int

@@ -252,7 +252,7 @@ def _by_holding(
         return owned not in own_keys or is_hosts or _is_own(state, entry, allocation)
 
     held = state.holding(key, NO_RESOURCE, is_own)
-    if held is None or not isinstance(held.who, Owner):
+    if held is None or not isinstance(held.holder, Owner):
         return None if held is None or ends else held.reason
     return replace(held.reason, message=f"{held.reason.message}; {_WAITS}")
 

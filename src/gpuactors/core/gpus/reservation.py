@@ -71,7 +71,7 @@ def _original_driver(
 
 
 def with_reserved(before: Gpus, gpus: Gpus) -> Gpus:
-    """Derive what the claims mean for others: `of_claims`, `reserved`, `admin`, `ended` and `own`. Returns the same
+    """Derive the effects of the claims on others: `of_claims`, `reserved`, `admin`, `ended` and `own`. Returns the same
     object if their inputs are those of `before`, the value after the last step."""
     claims = gpus.claims
     if (settings := claims.settings) is None:

@@ -179,14 +179,14 @@ def _entries(
 ) -> Mapping[tuple[ResourceName, DeviceId], Pod]:
     """Return the valid entries, with the objects of `before` where they are equal."""
     entries: dict[tuple[ResourceName, DeviceId], Pod] = {}
-    same = True
+    is_same = True
     for entry in counted:
         name = entry.resource, entry.device
         if (pod := before.get(name)) == entry.pod and pod is not None:
             entries[name] = pod
         else:
-            entries[name], same = entry.pod, False
-    return before if same and len(entries) == len(before) else entries
+            entries[name], is_same = entry.pod, False
+    return before if is_same and len(entries) == len(before) else entries
 
 
 def _with_dynamic_resources(ledger: Ledger, event: LedgerRead, at: float) -> Ledger:

@@ -35,7 +35,7 @@ class Label(Struct, frozen=True, gc=False):
     """The value as last read or patched; None if the label is absent, or not known."""
     is_read: bool = False
     """True if the label has been read since this daemon serves."""
-    ours: tuple[str, ...] = ()
+    removable: tuple[str, ...] = ()
     """The values that may be removed, the last LABELS_KEPT: those of the claims' domains here, and the one at the
     start if no claim had a channel then. Any other value is foreign."""
     initial: str | None = None

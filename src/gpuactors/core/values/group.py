@@ -23,7 +23,7 @@ key."""
 class UnownedUse(Struct, frozen=True, gc=False):
     """The further inputs for a group that is in use and that kubelet has given to no pod."""
 
-    left: Pod | None
+    departed: Pod | None
     """The pod that had a function of it and has left kubelet's ledger; it may still hold it."""
     is_settled: bool
     """True if the observation that shows whose use it is has been made: a poll since a pod left the ledger; without

@@ -61,11 +61,13 @@ def memoized_each(function: Callable[[_Input], _Value]) -> OfEach[_Input, _Value
     _forgetting.append(kept.clear)
 
     def remembered(inputs: Mapping[Key, _Input]) -> Mapping[Key, _Value]:
-        known: dict[Any, tuple[_Input, _Value]] = {}
+        last_by_key: dict[Any, tuple[_Input, _Value]] = {}
         for before in kept:
-            known.update(before)
+            last_by_key.update(before)
         made = {
-            key: last if (last := known.get(key)) is not None and last[0] == now else (now, function(now))
+            key: last
+            if (last := last_by_key.get(key)) is not None and last[0] == now
+            else (now, function(now))
             for key, now in inputs.items()
         }
         kept.append(made)

@@ -47,7 +47,7 @@ class DeviceStatus(Struct, frozen=True, gc=False):
 class Holding(Struct, frozen=True, gc=False):
     """The holder of a device, and so of its IOMMU group: a group opens once."""
 
-    who: Owner | Pod | tuple[Holder, ...]
+    holder: Owner | Pod | tuple[Holder, ...]
     """The owner by any ID and API; the pod that has left kubelet's ledger and may still have it open; or the processes
     that have it open, empty if they are unknown."""
     device: DeviceKey

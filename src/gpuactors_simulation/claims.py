@@ -53,11 +53,11 @@ class ClaimsSide:
         self._writes = MemoryWrites(kernel)
 
     def around(self) -> Surroundings:
-        """The surroundings of kubelet's DRA manager."""
+        """Return the surroundings of kubelet's DRA manager."""
         return self._cluster.around()
 
     def within(self, outside: Outside) -> Outside:
-        """The daemon's outside with this kernel for its writes."""
+        """Return the daemon's outside with this kernel for its writes."""
         assert outside.dra is not None
         root = HostRoot(str(self.kernel.tree.root))
         binder = SysfsBinder(root, self._writes, MemoryPersistence(self.kernel), inline)
@@ -108,9 +108,9 @@ class ClaimsSide:
                 address,
                 driver=tree.driver_of(address),
                 companions=tuple(
-                    (other, tree.driver_of(other))
-                    for other in sorted(tree.group_members(spec.group) if spec.group is not None else ())
-                    if other != address
+                    (companion, tree.driver_of(companion))
+                    for companion in sorted(tree.group_members(spec.group) if spec.group is not None else ())
+                    if companion != address
                 ),
                 is_offered=slice_name(DeviceKey(address)) in offers,
                 is_tainted=offers.get(slice_name(DeviceKey(address)), False),

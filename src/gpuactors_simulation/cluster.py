@@ -65,7 +65,7 @@ class Cluster:
         self._cdi_dir = directory / "c"
 
     def around(self) -> Surroundings:
-        """The surroundings of kubelet's DRA manager."""
+        """Return the surroundings of kubelet's DRA manager."""
         return surroundings_of(self.server, self._cdi_files)
 
     def _cdi_files(self) -> Iterator[bytes]:
@@ -82,11 +82,11 @@ class Cluster:
     # --- what is seen -------------------------------------------------------------------------------------------
 
     def offers(self) -> dict[str, bool]:
-        """The devices in the node's ResourceSlices, and whether each is tainted."""
+        """Return the devices in the node's ResourceSlices, and whether each is tainted."""
         return {
             device["name"]: bool(device.get("taints"))
-            for found in self.server.slices(self._driver)
-            for device in found["spec"].get("devices") or ()
+            for stored_slice in self.server.slices(self._driver)
+            for device in stored_slice["spec"].get("devices") or ()
         }
 
     def claims(
@@ -95,20 +95,20 @@ class Cluster:
         """Each claim, by its name. `entries` has the daemon's words; `named` is how a device is shown, None if it is
         not."""
         words = {str(e.name.uid): (str(e.state), e.problem) for e in entries}
-        known = {info.uid: info for info in view.dra.claims}
+        claims_by_uid = {info.uid: info for info in view.dra.claims}
         names = {info.uid: info.name for info in view.dra.claims}
         devices = {info.uid: frozenset(d.device for d in info.devices) for info in view.dra.claims}
-        for found in self.server.store.objects(CLAIMS):
-            uid = found["metadata"]["uid"]
-            allocation = found.get("status", {}).get("allocation", {})
-            names[uid] = found["metadata"]["name"]
+        for claim in self.server.store.objects(CLAIMS):
+            uid = claim["metadata"]["uid"]
+            allocation = claim.get("status", {}).get("allocation", {})
+            names[uid] = claim["metadata"]["name"]
             devices[uid] = frozenset(r["device"] for r in allocation.get("devices", {}).get("results", ()))
         return tuple(
             ClaimSeen(
                 name,
                 devices=frozenset(shown for d in devices[uid] if (shown := named(d)) is not None),
-                is_known=uid in known,
-                is_prepared=uid in known and known[uid].prepared,
+                is_known=uid in claims_by_uid,
+                is_prepared=uid in claims_by_uid and claims_by_uid[uid].prepared,
                 state=words.get(uid, ("", ""))[0],
                 problem=words.get(uid, ("", ""))[1],
             )

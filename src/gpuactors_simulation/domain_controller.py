@@ -82,21 +82,21 @@ class DomainController:
         """Everything is as it should be by the label and the domains, as far as kubelet has followed."""
         if self.is_held:
             return
-        there = {pod.name: pod for pod in kubelet.view.pods.values() if pod.name in self._domains}
+        pods = {pod.name: pod for pod in kubelet.view.pods.values() if pod.name in self._domains}
         domain = domain_by_uid(self._server, label_of(self._server, self._node))
-        wanted = domain["metadata"]["uid"] if domain is not None else None
-        for name, pod in there.items():
-            if self._domains[name] != wanted and pod.phase is not Phase.TERMINATING:
+        wanted_uid = domain["metadata"]["uid"] if domain is not None else None
+        for name, pod in pods.items():
+            if self._domains[name] != wanted_uid and pod.phase is not Phase.TERMINATING:
                 kubelet.delete(name)
-        self._collect(there)
-        has_pod = any(self._domains[name] == wanted for name in there)
+        self._collect(pods)
+        has_pod = any(self._domains[name] == wanted_uid for name in pods)
         if domain is not None and not has_pod and not self._claims():  # the node has one daemon device
             self._start(kubelet, domain)
-        self._say(there)
+        self._say(pods)
 
     def _claims(self) -> list[str]:
-        found = (o["metadata"]["name"] for o in self._server.store.objects(CLAIMS, NAMESPACE))
-        return [name for name in found if name in self._domains]
+        names = (o["metadata"]["name"] for o in self._server.store.objects(CLAIMS, NAMESPACE))
+        return [name for name in names if name in self._domains]
 
     def _collect(self, pods: Collection[str]) -> None:
         """The claim of a pod goes with it."""
@@ -112,15 +112,15 @@ class DomainController:
         add_daemon(self._server, self._node, name, domain["metadata"]["uid"])
         kubelet.submit(name, {}, uses=(name,), namespace=NAMESPACE)
 
-    def _say(self, there: Mapping[str, Pod]) -> None:
+    def _say(self, pods: Mapping[str, Pod]) -> None:
         """Each domain's status has the nodes that have its daemon, and so has its clique, which the daemons write."""
         for domain in self._server.store.objects(DOMAINS):
             meta = domain["metadata"]
-            phases = [pod.phase for name, pod in there.items() if self._domains[name] == meta["uid"]]
-            said = READY if Phase.RUNNING in phases and not self.is_ill else NOT_READY
-            if said == READY:
+            phases = [pod.phase for name, pod in pods.items() if self._domains[name] == meta["uid"]]
+            readiness = READY if Phase.RUNNING in phases and not self.is_ill else NOT_READY
+            if readiness == READY:
                 self.was_ready.add(meta["uid"])
             if phases or domain.get("status"):
-                nodes = {self._node: said} if phases else {}
+                nodes = {self._node: readiness} if phases else {}
                 self._server.set_clique(NAMESPACE, meta["uid"], CLIQUE, nodes)
                 self._server.set_domain_nodes(meta["namespace"], meta["name"], nodes)

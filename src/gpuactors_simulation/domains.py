@@ -57,7 +57,7 @@ class DomainsSide:
         self._names = {made["metadata"]["uid"]: DOMAIN}
 
     def around(self) -> Surroundings:
-        """The surroundings of kubelet's DRA manager."""
+        """Return the surroundings of kubelet's DRA manager."""
         return self._cluster.around()
 
     # --- what happens -------------------------------------------------------------------------------------------
@@ -91,8 +91,8 @@ class DomainsSide:
         )
 
     def _labels(self) -> tuple[str | None, ...]:
-        found = domain_objects.labels_since(self._cluster.server, NODE, self._first)
-        return (None, *(self._names.get(value, value) if value is not None else None for value in found))
+        values = domain_objects.labels_since(self._cluster.server, NODE, self._first)
+        return (None, *(self._names.get(value, value) if value is not None else None for value in values))
 
     def _says(self) -> str:
         status = self._cluster.server.store.get(DOMAINS, NAMESPACE, DOMAIN).get("status", {})

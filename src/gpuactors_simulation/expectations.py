@@ -28,12 +28,12 @@ class Counts(Struct, frozen=True):
         return f"{self.resource}: {counts.Counts(self.capacity, self.allocatable, self.allocated)}"
 
     def unmet(self, situation: Situation) -> str | None:
-        found = situation.view.resources.get(self.resource)
-        if found == counts.Counts(self.capacity, self.allocatable, self.allocated):
+        actual = situation.view.resources.get(self.resource)
+        if actual == counts.Counts(self.capacity, self.allocatable, self.allocated):
             return None
-        if found is None:
+        if actual is None:
             return f"kubelet knows no resource {self.resource}"
-        return f"{self.resource} has {found}"
+        return f"{self.resource} has {actual}"
 
 
 class Unknown(Struct, frozen=True):
@@ -65,9 +65,9 @@ class Runs(Struct, frozen=True):
             return f"there is no pod {self.pod}"
         if pod.phase is not Phase.RUNNING:
             return f"{self.pod} is {pod.phase}" + (f": {pod.message}" if pod.message else "")
-        given = devices_of(situation.view, self.pod)
-        if self.on is not None and given != self.on:
-            return f"{self.pod} runs on {_listed(given)}"
+        devices = devices_of(situation.view, self.pod)
+        if self.on is not None and devices != self.on:
+            return f"{self.pod} runs on {_listed(devices)}"
         return None
 
 
@@ -151,8 +151,8 @@ class HeldByExternal(Struct, frozen=True):
         if not held:
             return f"process {self.pid} holds nothing"
         naming = (str(self.pid), self.command)
-        found = (_not_unhealthy(situation, a, Cause.HELD_BY_OTHER, naming) for a in held)
-        return "; ".join(problem for problem in found if problem) or None
+        problems = (_not_unhealthy(situation, a, Cause.HELD_BY_OTHER, naming) for a in held)
+        return "; ".join(problem for problem in problems if problem) or None
 
 
 class Orphaned(Struct, frozen=True):
@@ -165,11 +165,11 @@ class Orphaned(Struct, frozen=True):
         return f"the GPU of {self.pod} is Unhealthy, and the reason names the pod and its process"
 
     def unmet(self, situation: Situation) -> str | None:
-        had = sorted(devices_of(situation.before, self.pod))
-        if not had:
+        devices_before = sorted(devices_of(situation.before, self.pod))
+        if not devices_before:
             return f"{self.pod} had nothing"
         problems = []
-        for device in had:
+        for device in devices_before:
             pid = situation.holders.get(device)
             if pid is None:
                 problems.append(f"no process holds {device}")
@@ -239,7 +239,7 @@ def _twice(situation: Situation) -> str | None:
 
 
 def _swapped(situation: Situation) -> str | None:
-    """The devices in a container's variables are those of kubelet's ledger, never others."""
+    """Return the pods whose variables name other devices than kubelet's ledger, as a sentence."""
     swapped = [
         f"kubelet gave {pod} {_listed(entry.devices)}, but its container opens {_listed(addresses_of(entry))}"
         for (pod, _), entry in situation.view.holdings.items()
@@ -249,13 +249,13 @@ def _swapped(situation: Situation) -> str | None:
 
 
 def _disturbed(situation: Situation) -> str | None:
-    """A pod that ran at the step's beginning and was not ended in it runs on the same devices."""
+    """Return the pods that ran at the step's beginning and no longer run on the same devices, as a sentence."""
     problems = []
-    for name, was in situation.before.pods.items():
-        now = situation.view.pods.get(name)
-        if was.phase is not Phase.RUNNING or now is None:
+    for name, pod_before in situation.before.pods.items():
+        pod = situation.view.pods.get(name)
+        if pod_before.phase is not Phase.RUNNING or pod is None:
             continue
-        if now.phase is not Phase.RUNNING or devices_of(situation.before, name) != devices_of(
+        if pod.phase is not Phase.RUNNING or devices_of(situation.before, name) != devices_of(
             situation.view, name
         ):
             problems.append(f"{name} was running and is disturbed")
@@ -276,12 +276,12 @@ def _untrue(situation: Situation) -> str | None:
 
 
 def devices_of(view: KubeletView, pod: str) -> frozenset[str]:
-    """The devices of all resources that kubelet's ledger has for a pod."""
+    """Return the devices of all resources that kubelet's ledger has for a pod."""
     return frozenset(d for (name, _), entry in view.holdings.items() if name == pod for d in entry.devices)
 
 
 def addresses_of(entry: LedgerEntry) -> list[str]:
-    """The PCI addresses in the variables of a container: KubeVirt opens these and nothing else."""
+    """Return the PCI addresses in the variables of a container: KubeVirt opens these and nothing else."""
     values = [v for name, v in entry.envs.items() if name.startswith("PCI_RESOURCE_")]
     return [address for value in values for address in value.split(",")]
 

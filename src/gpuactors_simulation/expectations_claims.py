@@ -34,8 +34,8 @@ class Offered(Struct, frozen=True):
 
     def unmet(self, situation: Situation) -> str | None:
         """Implement `Expectation.unmet`."""
-        found = frozenset(g.address for g in situation.claims.gpus if g.is_offered and not g.is_tainted)
-        return None if found == self.gpus else f"it has {_listed(found)}"
+        offered = frozenset(g.address for g in situation.claims.gpus if g.is_offered and not g.is_tainted)
+        return None if offered == self.gpus else f"it has {_listed(offered)}"
 
 
 class OnDriver(Struct, frozen=True):
@@ -55,11 +55,11 @@ class OnDriver(Struct, frozen=True):
         gpu = next((g for g in situation.claims.gpus if g.address == self.gpu), None)
         if gpu is None:
             return f"{self.gpu} is gone"
-        found = [(gpu.address, gpu.driver), *gpu.companions]
-        wanted = [self.driver, *([self.companions] * len(gpu.companions))]
+        drivers = [(gpu.address, gpu.driver), *gpu.companions]
+        expected = [self.driver, *([self.companions] * len(gpu.companions))]
         wrong = [
             f"{a} is on {driver or 'no driver'}"
-            for (a, driver), w in zip(found, wanted, strict=True)
+            for (a, driver), w in zip(drivers, expected, strict=True)
             if driver != w
         ]
         return "; ".join(wrong) or None
@@ -107,12 +107,12 @@ class NothingLeft(Struct, frozen=True):
 
     def unmet(self, situation: Situation) -> str | None:
         """Implement `Expectation.unmet`."""
-        known = [f"kubelet still has the claim {c.name}" for c in situation.claims.claims if c.is_known]
-        return "; ".join([*known, *(f"there is {left}" for left in situation.claims.left)]) or None
+        kept_claims = [f"kubelet still has the claim {c.name}" for c in situation.claims.claims if c.is_known]
+        return "; ".join([*kept_claims, *(f"there is {trace}" for trace in situation.claims.left)]) or None
 
 
 def state_of(claim: ClaimSeen | None) -> str:
-    """The traces of a claim, in words."""
+    """Return the traces of a claim, in words."""
     if claim is None:
         return "not there"
     state = "prepared" if claim.is_prepared else claim.state or "not known to the daemon"

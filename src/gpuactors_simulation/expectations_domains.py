@@ -23,8 +23,8 @@ class ImexOffered(Struct, frozen=True):
 
     def unmet(self, situation: Situation) -> str | None:
         """Implement `Expectation.unmet`."""
-        found = _seen(situation).offered
-        return None if found == self.devices else f"it has {', '.join(found) or 'nothing'}"
+        offered = _seen(situation).offered
+        return None if offered == self.devices else f"it has {', '.join(offered) or 'nothing'}"
 
 
 class LabelWas(Struct, frozen=True):
@@ -34,13 +34,13 @@ class LabelWas(Struct, frozen=True):
     """A domain's name, or None: absent. The last one is there now."""
 
     def __str__(self) -> str:
-        now = f"names {self.values[-1]}" if self.values[-1] is not None else "is absent"
-        return f"the node's label {now}; since the beginning it was: {labels_in_words(self.values)}"
+        last = f"names {self.values[-1]}" if self.values[-1] is not None else "is absent"
+        return f"the node's label {last}; since the beginning it was: {labels_in_words(self.values)}"
 
     def unmet(self, situation: Situation) -> str | None:
         """Implement `Expectation.unmet`."""
-        found = _seen(situation).labels
-        return None if found == self.values else f"it was: {labels_in_words(found)}"
+        labels = _seen(situation).labels
+        return None if labels == self.values else f"it was: {labels_in_words(labels)}"
 
 
 class Says(Struct, frozen=True):
@@ -54,8 +54,8 @@ class Says(Struct, frozen=True):
 
     def unmet(self, situation: Situation) -> str | None:
         """Implement `Expectation.unmet`."""
-        found = _seen(situation).says
-        return None if found == self.status else f"it says {found or 'nothing'}"
+        status = _seen(situation).says
+        return None if status == self.status else f"it says {status or 'nothing'}"
 
 
 class Lacks(Struct, frozen=True):
@@ -76,7 +76,7 @@ class Lacks(Struct, frozen=True):
 
 
 def labels_in_words(values: tuple[str | None, ...]) -> str:
-    """The values of the label, one after the other."""
+    """Return the values of the label, one after the other."""
     return ", then ".join(value if value is not None else "absent" for value in values)
 
 

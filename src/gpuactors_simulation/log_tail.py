@@ -33,7 +33,7 @@ class LogTail(io.StringIO):
         return tuple(self._complaints)
 
     def write(self, text: str) -> int:
-        """Takes one or more whole lines."""
+        """Take one or more whole lines."""
         for line in filter(None, text.splitlines()):
             self._lines.append(line)
             if _is_error(line):

@@ -37,11 +37,11 @@ class Directory(Protocol):
     def listen_at(
         self, name: str, owner: str = "plugin"
     ) -> AbstractAsyncContextManager[trio.abc.Listener[trio.abc.Stream]]:
-        """A plugin's endpoint."""
+        """Return a plugin's endpoint."""
         ...
 
     async def dial(self, endpoint: str) -> trio.abc.Stream:
-        """A connection to an endpoint. Tries for ever."""
+        """Return a connection to an endpoint. Tries for ever."""
         ...
 
 
@@ -76,7 +76,7 @@ class OtherPlugin(TrioService, pb.DevicePluginBase):
         """The devices asked for by each Allocate that reached it."""
 
     def list(self, devices: Iterable[str]) -> None:
-        """Sends another list of healthy devices."""
+        """Send another list of healthy devices."""
         self._devices.set(tuple(devices))
 
     def leave(self) -> None:

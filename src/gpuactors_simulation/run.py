@@ -35,19 +35,19 @@ def list_scenarios() -> tuple[tuple[str, str], ...]:
 def simulate(
     *, scenario: str, seed: int, speed: float, json_lines: bool, out: TextIO, columns: int = sys.maxsize
 ) -> int:
-    """Plays a scenario and returns the exit code: 0, or 1 if anything was not as expected.
+    """Play a scenario and return the exit code: 0, or 1 if anything was not as expected.
 
     `speed` divides the pauses between steps on a terminal; elsewhere there are none. Raises `ValueError` for a name
     that is not in `list_scenarios`, and what `out` raises. `columns`: how wide prose may get.
     """
-    found = next((s for s in SCENARIOS if s.name == scenario), None)
-    if found is None:
+    chosen = next((s for s in SCENARIOS if s.name == scenario), None)
+    if chosen is None:
         raise ValueError(f"no scenario {scenario!r}; there are {', '.join(s.name for s in SCENARIOS)}")
     show: Show = JsonLines(out) if json_lines else PlainText(out, columns)
     pause_s = PAUSE_S / speed if out.isatty() and not json_lines else 0.0
     code = EXIT_FAILED
     try:
-        result = trio.run(play, found, seed, show, pause_s)
+        result = trio.run(play, chosen, seed, show, pause_s)
         code = EXIT_OK if result.ok else EXIT_FAILED
     except* KeyboardInterrupt:
         code = EXIT_INTERRUPTED
@@ -55,7 +55,7 @@ def simulate(
 
 
 async def play(scenario: Scenario, seed: int, show: Show, pause_s: float) -> ScenarioResult:
-    """Plays a scenario in a new world, up to the first step that is not as expected.
+    """Play a scenario in a new world, up to the first step that is not as expected.
 
     Takes over the logging of the process.
     """
@@ -88,11 +88,11 @@ async def play(scenario: Scenario, seed: int, show: Show, pause_s: float) -> Sce
     return result
 
 
-async def play_step(world: World, number: int, of: int, step: Step, show: Show) -> StepResult:
-    """Plays one step and waits until its expectations are met."""
+async def play_step(world: World, number: int, steps: int, step: Step, show: Show) -> StepResult:
+    """Play one step and wait until its expectations are met."""
     before = world.kubelet.view
     began_at, negative_s = trio.current_time(), world.negative_s
-    show.step_begins(number, of, step)
+    show.step_begins(number, steps, step)
     unmet: tuple[str, ...]
     try:
         with trio.fail_after(step.within_s):

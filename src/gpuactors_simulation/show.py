@@ -68,7 +68,7 @@ class Show(Protocol):
 
     def opening(self, scenario: Scenario, seed: int) -> None: ...
 
-    def step_begins(self, number: int, of: int, step: Step) -> None: ...
+    def step_begins(self, number: int, steps: int, step: Step) -> None: ...
 
     def step_ends(self, result: StepResult) -> None: ...
 
@@ -101,7 +101,7 @@ class JsonLines:
     def opening(self, scenario: Scenario, seed: int) -> None:
         pass
 
-    def step_begins(self, number: int, of: int, step: Step) -> None:
+    def step_begins(self, number: int, steps: int, step: Step) -> None:
         pass
 
     def step_ends(self, result: StepResult) -> None:
@@ -169,7 +169,7 @@ class JsonLines:
 
 
 def _domain_object(moment: Moment) -> dict[str, Any] | None:
-    """The domain of a node that has compute domains; None on another one."""
+    """Return the domain of a node that has compute domains; None on another one."""
     seen = moment.claims.domains
     if seen is None:
         return None
@@ -207,8 +207,8 @@ class PlainText:
         self._say(f"Scenario {scenario.name} (seed {seed})", "")
         self._prose(scenario.text)
 
-    def step_begins(self, number: int, of: int, step: Step) -> None:
-        title = f"Step {number} of {of}: {step.title}"
+    def step_begins(self, number: int, steps: int, step: Step) -> None:
+        title = f"Step {number} of {steps}: {step.title}"
         self._say("", title, "-" * len(title))
         self._prose(step.text)
         self._out.flush()
@@ -252,7 +252,7 @@ class PlainText:
 
 
 def resource_rows(moment: Moment) -> list[Row]:
-    """The figures of each resource."""
+    """Return the figures of each resource."""
     return [
         (name, str(f.capacity), str(f.allocatable), str(f.allocated), str(f.free))
         for name, f in moment.view.resources.items()
@@ -260,7 +260,7 @@ def resource_rows(moment: Moment) -> list[Row]:
 
 
 def device_rows(moment: Moment) -> list[Row]:
-    """The devices that kubelet knows; of the resource's name the part after the slash."""
+    """Return the devices that kubelet knows; of the resource's name the part after the slash."""
     return [
         (
             row.resource.partition("/")[2],
@@ -274,7 +274,7 @@ def device_rows(moment: Moment) -> list[Row]:
 
 
 def gpu_rows(moment: Moment) -> list[Row]:
-    """The GPUs of a node that serves claims, on whatever driver, and their claims."""
+    """Return the GPUs of a node that serves claims, on whatever driver, and their claims."""
     return [
         (
             gpu.address,
@@ -290,7 +290,7 @@ def gpu_rows(moment: Moment) -> list[Row]:
 
 
 def domain_rows(moment: Moment) -> list[Row]:
-    """The domain of a node that has compute domains."""
+    """Return the domain of a node that has compute domains."""
     seen = moment.claims.domains
     return [] if seen is None else [(seen.domain, seen.labels[-1] or "-", seen.says or "-")]
 
@@ -322,7 +322,7 @@ def _claim_words(claim: ClaimSeen) -> str:
 
 
 def reason_of(row: DeviceRow, moment: Moment) -> str | None:
-    """Why a device is not Healthy, if it is known."""
+    """Return why a device is not Healthy, if it is known."""
     if row.health == "Healthy":
         return None
     if not moment.view.running:
@@ -354,7 +354,7 @@ def remark_lines(moment: Moment) -> list[str]:
 
 
 def outcome_lines(result: StepResult) -> list[str]:
-    """The expectations, and whether they are met."""
+    """Return the expectations, and whether they are met."""
     if not result.ok:
         return ["NOT AS EXPECTED:", *(f"- {problem}" for problem in result.unmet)]
     lines = [f"As expected after {_duration(result.settled_s)}."]
@@ -367,7 +367,7 @@ def outcome_lines(result: StepResult) -> list[str]:
 
 
 def closing_lines(result: ScenarioResult) -> list[str]:
-    """How the scenario ended."""
+    """Return how the scenario ended."""
     played = f"{result.steps} of {result.of} steps in {_duration(result.took_s)}"
     if result.ok:
         return [
@@ -386,7 +386,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def aligned(head: Row, rows: Sequence[Row], *, right: frozenset[int]) -> list[str]:
-    """A table as lines; nothing if it has no rows. `right` are the columns of numbers."""
+    """Return a table as lines; nothing if it has no rows. `right` are the columns of numbers."""
     if not rows:
         return []
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]

@@ -82,7 +82,7 @@ class ClaimsSeen(Struct, frozen=True):
     """None: it serves none."""
 
     def find(self, name: str) -> ClaimSeen | None:
-        """The claim of this name that kubelet knows, else the last one."""
+        """Return the claim of this name that kubelet knows, else the last one."""
         of_name = [claim for claim in self.claims if claim.name == name]
         return next((claim for claim in of_name if claim.is_known), of_name[-1] if of_name else None)
 
@@ -117,9 +117,9 @@ class Expectation(Protocol):
     """One thing that must hold."""
 
     def __str__(self) -> str:
-        """The expectation as a sentence."""
+        """Return the expectation as a sentence."""
         ...
 
     def unmet(self, situation: Situation) -> str | None:
-        """The contrary fact, as a sentence; None if the expectation is met."""
+        """Return the contrary fact, as a sentence; None if the expectation is met."""
         ...

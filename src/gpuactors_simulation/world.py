@@ -82,11 +82,11 @@ async def open_world(
     with _short_directory() as directory:
         (directory / "h").mkdir()
         tree = HostTree(directory / "h")
-        with UeventSender(directory / "u0") as one, UeventSender(directory / "u1") as other:
+        with UeventSender(directory / "u0") as first_sender, UeventSender(directory / "u1") as second_sender:
             async with trio.open_nursery() as nursery:
 
                 def tell(uevents: Sequence[Uevent]) -> None:
-                    for sender in (one, other):
+                    for sender in (first_sender, second_sender):
                         nursery.start_soon(sender.send_all, uevents)
 
                 transport = UnixTransport(directory / "k")
@@ -105,7 +105,9 @@ async def open_world(
                             dra=side.around() if side is not None else None,
                         )
                     )
-                    world = World(directory, transport, kubelet, tree, (one, other), nursery, log, side)
+                    world = World(
+                        directory, transport, kubelet, tree, (first_sender, second_sender), nursery, log, side
+                    )
                     nursery.start_soon(world.watch_free_count)
                     if isinstance(side, DomainsSide):
                         nursery.start_soon(side.controller.run, kubelet)
@@ -177,13 +179,13 @@ class World:
     # --- the daemon ---------------------------------------------------------------------------------------------
 
     async def start_daemon(self) -> None:
-        """Starts the daemon; returns when it runs, which is before its first scan."""
+        """Start the daemon; return when it runs, which is before its first scan."""
         if self._daemon is not None:
             raise RuntimeError("the daemon runs already; stop it first")
         await self._launch()
 
     async def stop_daemon(self) -> None:
-        """Stops it as SIGTERM does; returns when it has ended and kubelet has noticed."""
+        """Stop it as SIGTERM does; return when it has ended and kubelet has noticed."""
         if self._daemon is None:
             raise RuntimeError("the daemon does not run; start it first")
         self._daemon.stop()
@@ -198,7 +200,7 @@ class World:
         await self.start_daemon()
 
     async def close(self) -> None:
-        """Ends the daemon if it runs."""
+        """Stop the daemon if it runs."""
         if self._daemon is not None:
             self._daemon.stop()
             await self._daemon_ended.wait()
@@ -274,8 +276,8 @@ class World:
     async def start_other_plugin(self, resource: str, devices: Iterable[str]) -> OtherPlugin:
         """Another plugin registers a resource; returns when kubelet has its list."""
         listed = tuple(devices)
-        other = OtherPlugin(self._transport, resource, listed)
-        await self._nursery.start(other.run)
+        plugin = OtherPlugin(self._transport, resource, listed)
+        await self._nursery.start(plugin.run)
         await self.until(
             lambda view: (
                 {row.id for row in view.devices if row.resource == resource and row.health == "Healthy"}
@@ -283,7 +285,7 @@ class World:
             ),
             "kubelet has the other plugin's list",
         )
-        return other
+        return plugin
 
     # --- the host -----------------------------------------------------------------------------------------------
 
@@ -313,7 +315,7 @@ class World:
             self.tree.unbind(address)
 
     async def _tell(self, uevents: Iterable[Uevent]) -> None:
-        """Sends each uevent while the tree is as it is at that moment; it is lost if no daemon listens."""
+        """Send each uevent while the tree is as it is at that moment; it is lost if no daemon listens."""
         for uevent in uevents:
             for sender in self._senders:
                 await sender.send_all((uevent,))
@@ -326,10 +328,10 @@ class World:
         self.tree.open_group(self._group(address), pid, command, device=device)
 
     def holders(self) -> Mapping[str, int]:
-        """The process that has a GPU's group open, by the GPU's address."""
+        """Return the process that has a GPU's group open, by the GPU's address."""
         groups = {a: spec.group for a, spec in self.tree.functions.items() if spec.group is not None}
-        found = {address: self.tree.holder_of(group) for address, group in groups.items()}
-        return {address: pid for address, pid in found.items() if pid is not None}
+        holders = {address: self.tree.holder_of(group) for address, group in groups.items()}
+        return {address: pid for address, pid in holders.items() if pid is not None}
 
     async def release(self, address: str, pid: int) -> None:
         """That process closes the GPU, and lives on."""
@@ -407,7 +409,7 @@ class World:
     # --- watching -----------------------------------------------------------------------------------------------
 
     def causes(self) -> Mapping[str, Cause]:
-        """Why a device is listed as it is, by device ID."""
+        """Return why a device is listed as it is, by device ID."""
         lists = self._state.published.device_lists.values() if self._state is not None else ()
         return {d.id: d.cause for device_list in lists for d in device_list}
 
@@ -421,35 +423,35 @@ class World:
         return Moment(self.now_s, self.kubelet.view, self.reasons(), self._claims_seen())
 
     def reasons(self) -> Mapping[str, str]:
-        """Why a device is Unhealthy, in the daemon's words, by device ID."""
+        """Return why a device is Unhealthy, in the daemon's words, by device ID."""
         lists = self._state.published.device_lists.values() if self._state is not None else ()
         return {d.id: d.reason for device_list in lists for d in device_list if d.health is Health.UNHEALTHY}
 
     async def until(
-        self, condition: Callable[[KubeletView], bool], what: str, within_s: float = 15.0
+        self, condition: Callable[[KubeletView], bool], goal: str, within_s: float = 15.0
     ) -> KubeletView:
-        """Kubelet's first view for which `condition` holds. Raises `TimeoutError`, whose text has `what`."""
+        """Kubelet's first view for which `condition` holds. Raises `TimeoutError`, whose text has `goal`."""
         with trio.move_on_after(within_s):
             return await self.kubelet.until(condition)
-        raise TimeoutError(f"waited {within_s:g} s in vain until {what}")
+        raise TimeoutError(f"waited {within_s:g} s in vain until {goal}")
 
     async def until_free(self, resource: str, within_s: float = 15.0) -> str:
-        """The first GPU that the daemon knows to be free and no orphan. Raises `TimeoutError`."""
+        """Return the first GPU that the daemon knows to be free and no orphan. Raises `TimeoutError`."""
         with trio.move_on_after(within_s):
             async for _ in self._states.subscribe():
                 if self._state is None:
                     continue
-                given = {row.id for row in self.kubelet.view.devices if row.pod is not None}
+                allocated = {row.id for row in self.kubelet.view.devices if row.pod is not None}
                 for device in self._state.published.device_lists.get(ResourceName(resource), ()):
                     if device.cause is Cause.FREE and device.key not in {
-                        *given,
+                        *allocated,
                         *self._state.kubelet.orphans,
                     }:
                         return device.key
         raise TimeoutError(f"waited {within_s:g} s in vain until a GPU of {resource} is free")
 
     async def until_in_ledger(self, pod: str, within_s: float = 15.0) -> None:
-        """Waits until the daemon has read of a pod in kubelet's ledger. Of a kubelet that has just started the daemon
+        """Wait until the daemon has read of a pod in kubelet's ledger. Of a kubelet that has just started the daemon
         believes the ledger's file as well, where a pod stays that ended before it was listed. Raises `TimeoutError`."""
         with trio.move_on_after(within_s):
             async for _ in self._states.subscribe():
@@ -462,7 +464,7 @@ class World:
         )
 
     async def until_polled(self, times: int, within_s: float = 15.0) -> None:
-        """Waits until the daemon has polled the groups so many times more. Raises `TimeoutError`."""
+        """Wait until the daemon has polled the groups so many times more. Raises `TimeoutError`."""
         done = -1
         with trio.move_on_after(within_s):
             async for _ in self._states.subscribe():
@@ -475,7 +477,7 @@ class World:
     async def settle(
         self, expected: Sequence[Expectation], before: KubeletView, within_s: float, since: float
     ) -> Outcome:
-        """Waits until everything is as expected and nothing moves any more, or until the time is up.
+        """Wait until everything is as expected and nothing moves any more, or until the time is up.
 
         `since` is the step's beginning on trio's clock.
         """

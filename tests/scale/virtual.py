@@ -128,7 +128,7 @@ async def kubelets_restart(at: Group) -> None:
     await start(at)
     at.tally.clear()
     for daemon in at.daemons:
-        for found in at.server.store.objects(SLICES, wanted=lambda s: s["spec"]["nodeName"] == daemon.name):  # noqa: B023 -- used at once
+        for found in at.server.store.objects(SLICES, selects=lambda s: s["spec"]["nodeName"] == daemon.name):  # noqa: B023 -- used at once
             at.server.store.delete(SLICES, "", found["metadata"]["name"])
         await trio.sleep(2.0)
     await at.settle()

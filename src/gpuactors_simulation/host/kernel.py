@@ -49,7 +49,7 @@ _INFORMATION: Final = (
 
 
 def uuid_of(address: str) -> str:
-    """The UUID of the GPU at this address, as NVIDIA's driver and device plugin write it."""
+    """Return the UUID of the GPU at this address, as NVIDIA's driver and device plugin write it."""
     return f"GPU-{uuid5(NAMESPACE_OID, address)}"
 
 
@@ -152,7 +152,7 @@ class FakeKernel:
         self._show_all()
 
     def plug(self, spec: PciSpec) -> tuple[Uevent, ...]:
-        """A function appears; its driver is what `spec` says, or who takes its id."""
+        """Make a function appear, on the driver of `spec` or on one that takes its ID."""
         uevents = self.tree.plug(spec)
         self._show(spec.address)
         self._deliver(uevents)
@@ -238,7 +238,7 @@ class FakeKernel:
     # --- what is there ------------------------------------------------------------------------------------------------
 
     def override(self, address: str) -> str:
-        """The function's driver_override; empty if it has none."""
+        """Return the function's driver_override; empty if it has none."""
         return self._overrides.get(address, "")
 
     def sleeps(self, address: str) -> bool:
@@ -249,7 +249,7 @@ class FakeKernel:
     # --- a write ------------------------------------------------------------------------------------------------------
 
     def take(self, path: str) -> Planned | None:
-        """The fault that strikes a write to this path now."""
+        """Return the fault that strikes a write to this path now."""
         for planned in self._planned:
             if path.endswith(planned.path_end):
                 planned.times -= 1
@@ -286,7 +286,7 @@ class FakeKernel:
             self._late_errors[address] = error
 
     def late_error(self, address: str) -> OSError | None:
-        """The error of a write for this function after its sleep, returned once."""
+        """Return the error of a write for this function after its sleep, returned once."""
         return self._late_errors.pop(address, None)
 
     def _dispatch(self, path: str, relative: list[str], text: str) -> None:
@@ -309,7 +309,7 @@ class FakeKernel:
                 raise _error(errno.ENOENT, path)
 
     def read(self, path: str) -> str:
-        """A read of an attribute. Raises `OSError`, `SleepsError`."""
+        """Read an attribute. Raises `OSError`, `SleepsError`."""
         address = Path(path).parent.name
         if path.endswith("/driver_override") and address in self.tree.functions:
             if self.tree.waits_silently:

@@ -17,7 +17,7 @@ SLICE: Final = "kubepods.slice/kubepods-burstable.slice"
 
 
 def slice_of(pod_uid: str) -> str:
-    """The cgroup of a pod, below the root of all."""
+    """Return the cgroup of a pod, below the root of all."""
     return f"{SLICE}/kubepods-burstable-pod{pod_uid.replace('-', '_')}.slice"
 
 

@@ -49,15 +49,15 @@ class Tenants:
     # --- what is held ---------------------------------------------------------------------------------------
 
     def holder_of(self, group: int) -> int | None:
-        """The PID that has a group open; a group opens once."""
+        """Return the PID that has a group open; a group opens once."""
         return next((p.pid for p in self._processes.values() if group in p.groups), None)
 
     def opener_of(self, address: str) -> int | None:
-        """The PID that has a function's device open."""
+        """Return the PID that has a function's device open."""
         return next((p.pid for p in self._processes.values() if address in p.devices), None)
 
     def groups_of(self, pid: int) -> tuple[int, ...]:
-        """The groups that a process has open, as they were opened."""
+        """Return the groups that a process has open, as they were opened."""
         return tuple(self._processes[pid].groups) if pid in self._processes else ()
 
     def __contains__(self, pid: int) -> bool:

@@ -147,15 +147,15 @@ class HostTree:
         return MappingProxyType({address: plugged.spec for address, plugged in self._functions.items()})
 
     def driver_of(self, address: str) -> str | None:
-        """The driver that the function is bound to. Raises `KeyError` for an address that is not plugged."""
+        """Return the driver that the function is bound to. Raises `KeyError` for an address that is not plugged."""
         return self._functions[address].driver
 
     def group_members(self, group: int) -> frozenset[str]:
-        """The functions in an IOMMU group."""
+        """Return the functions in an IOMMU group."""
         return frozenset(self._members.get(group, ()))
 
     def free_group(self) -> int:
-        """The number of the next IOMMU group: the lowest that is free (drivers/iommu/iommu.c, ida_alloc)."""
+        """Return the number of the next IOMMU group: the lowest that is free (drivers/iommu/iommu.c, ida_alloc)."""
         return next(number for number in count() if number not in self._members)
 
     def vfio_number(self, address: str) -> int | None:
@@ -163,7 +163,7 @@ class HostTree:
         return self._functions[address].vfio
 
     def device_dir(self, address: str) -> Path:
-        """The function's real directory below `sys/devices`."""
+        """Return the function's real directory below `sys/devices`."""
         return self.root / f"sys{self._functions[address].devpath}"
 
     def is_viable(self, group: int, beside: Collection[str] = ()) -> bool:
@@ -183,7 +183,7 @@ class HostTree:
         return drivers <= DRIVER_MANAGED_DMA and not others and not is_reserved
 
     def holder_of(self, group: int) -> int | None:
-        """The PID of the tenant that has a group open."""
+        """Return the PID of the tenant that has a group open."""
         return self._tenants.holder_of(group)
 
     def is_waiting(self, address: str) -> bool:
@@ -198,15 +198,15 @@ class HostTree:
     # --- what can happen ------------------------------------------------------------------------------------
 
     def plug(self, spec: PciSpec) -> tuple[Uevent, ...]:
-        """A function appears. Raises `ValueError` if its address is taken."""
+        """Make a function appear. Raises `ValueError` if its address is taken."""
         return tuple(self.plug_steps(spec))
 
     def unplug(self, address: str) -> tuple[Uevent, ...]:
-        """A function disappears (hot unplug or sysfs `remove`). Raises `ValueError` if it is not there."""
+        """Make a function disappear (hot unplug or sysfs `remove`). Raises `ValueError` if it is not there."""
         return tuple(self.unplug_steps(address))
 
     def bind(self, address: str, driver: str) -> tuple[Uevent, ...]:
-        """A driver takes a function. Raises `ValueError` if it is not there or is bound (EBUSY)."""
+        """Bind a function to a driver. Raises `ValueError` if it is not there or is bound (EBUSY)."""
         return tuple(self.bind_steps(address, driver))
 
     def unbind(self, address: str) -> tuple[Uevent, ...]:
@@ -276,7 +276,7 @@ class HostTree:
         yield self._pci_uevent("change", plugged)
 
     def virtual_functions(self, address: str) -> tuple[str, ...]:
-        """The addresses of a function's virtual functions."""
+        """Return the addresses of a function's virtual functions."""
         return self._functions[address].virtual
 
     def bind_steps(self, address: str, driver: str) -> Iterator[Uevent]:
@@ -350,7 +350,7 @@ class HostTree:
         return tuple(self._close_group(group, pid))
 
     def kill(self, pid: int) -> tuple[Uevent, ...]:
-        """A process ends, with all that it holds; as `close_group`. Raises `ValueError` if there is none."""
+        """End a process and close all that it holds, as `close_group`. Raises `ValueError` if there is none."""
         uevents = [u for group in self._tenants.groups_of(pid) for u in self._close_group(group, pid)]
         self._tenants.kill(pid)
         return tuple(uevents)
@@ -361,8 +361,8 @@ class HostTree:
         uevents: list[Uevent] = []
         for plugged in list(self._functions.values()):
             if plugged.waiting is not None and not self._is_open(plugged):
-                rest, plugged.waiting = plugged.waiting, None
-                uevents.extend(rest)
+                remaining_uevents, plugged.waiting = plugged.waiting, None
+                uevents.extend(remaining_uevents)
         return tuple(uevents)
 
     def is_open(self, address: str) -> bool:
@@ -399,8 +399,8 @@ class HostTree:
         self._tenants.close_group(pid, group)
         for plugged in members:
             if plugged.waiting is not None:
-                rest, plugged.waiting = plugged.waiting, None
-                yield from rest
+                remaining_uevents, plugged.waiting = plugged.waiting, None
+                yield from remaining_uevents
 
     def _close_device(self, plugged: _Plugged, pid: int) -> None:
         self._tenants.close_device(pid, plugged.spec.address)
@@ -412,7 +412,7 @@ class HostTree:
             _replace(f"{self.root}/sys{plugged.devpath}/power/runtime_status", f"{status}\n")
 
     def _count(self, plugged: _Plugged, change: int) -> None:
-        """Changes `enable`, which is a count: an operator may have written to it."""
+        """Change `enable`, which is a count: an operator may have written to it."""
         path = f"{self.root}/sys{plugged.devpath}/enable"
         with suppress(OSError, ValueError):  # a fault was put there
             _replace(path, f"{int(Path(path).read_bytes()) + change}\n")
@@ -570,26 +570,26 @@ class HostTree:
             yield from self._make_vfio(plugged, plugged.spec.group)
         yield self._pci_uevent("bind", plugged)
 
-    def _unbind(self, plugged: _Plugged, then: Iterator[Uevent]) -> Iterator[Uevent]:
+    def _unbind(self, plugged: _Plugged, uevents_after: Iterator[Uevent]) -> Iterator[Uevent]:
         """The links go at once, then the driver's own things, then the uevent: dd.c, __device_release_driver.
 
-        `then` is what follows an unbind; if a process has the device open, it waits for that process with the rest.
+        `uevents_after` follow the unbind; while a process has the device open, they wait with the rest for its end.
         """
         driver, plugged.driver = plugged.driver, None
         (self.root / f"sys{plugged.devpath}/driver").unlink(missing_ok=True)
         (self.root / f"sys/bus/pci/drivers/{driver}/{plugged.spec.address}").unlink(missing_ok=True)
-        rest = self._finish_unbind(plugged, plugged.vfio, then)
+        remaining_uevents = self._finish_unbind(plugged, plugged.vfio, uevents_after)
         if self.waits_silently and plugged.vfio is not None and self._is_open(plugged):
-            plugged.waiting = self._wake(plugged, plugged.vfio, rest)
+            plugged.waiting = self._wake(plugged, plugged.vfio, remaining_uevents)
             for name in _BLOCKED:
                 self.make_hang(plugged.spec.address, name)
             return
         if plugged.vfio is not None:
             yield from self._drop_vfio_device(plugged, plugged.vfio)
         if self._is_open(plugged):
-            plugged.waiting = rest
+            plugged.waiting = remaining_uevents
         else:
-            yield from rest
+            yield from remaining_uevents
 
     def has_user(self, group: int) -> bool:
         """A process has a device of the group open: the group is user space's as a whole."""
@@ -598,15 +598,15 @@ class HostTree:
     def _is_open(self, plugged: _Plugged) -> bool:
         return self._tenants.opener_of(plugged.spec.address) is not None
 
-    def _wake(self, plugged: _Plugged, number: int, rest: Iterator[Uevent]) -> Iterator[Uevent]:
+    def _wake(self, plugged: _Plugged, number: int, remaining_uevents: Iterator[Uevent]) -> Iterator[Uevent]:
         """Continue after an unbind that has waited silently."""
         for name in _BLOCKED:
             self.remove_attribute(plugged.spec.address, name)
         yield from self._drop_vfio_device(plugged, number)
-        yield from rest
+        yield from remaining_uevents
 
     def _finish_unbind(
-        self, plugged: _Plugged, number: int | None, then: Iterator[Uevent]
+        self, plugged: _Plugged, number: int | None, uevents_after: Iterator[Uevent]
     ) -> Iterator[Uevent]:
         if number is not None and plugged.spec.group is not None:
             self._vfio_numbers.discard(number)
@@ -614,7 +614,7 @@ class HostTree:
             self._set_status(plugged, "active")
             yield from self._drop_group(plugged.spec.group)
         yield self._pci_uevent("unbind", plugged)
-        yield from then
+        yield from uevents_after
 
     def _remove(self, plugged: _Plugged) -> Iterator[Uevent]:
         """The function itself goes: drivers/pci/remove.c, pci_destroy_dev."""
@@ -754,7 +754,7 @@ def _write(path: str, content: str) -> None:
 
 
 def _replace(path: str, content: str) -> None:
-    """Changes a file while others read it: they find the old content or the new one. Raises `OSError`."""
+    """Change a file while others read it: they find the old content or the new one. Raises `OSError`."""
     if not os.path.isfile(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     _write(f"{path}.new", content)

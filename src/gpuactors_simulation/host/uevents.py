@@ -30,7 +30,7 @@ class Uevent(Struct, frozen=True):
     """Everything after ACTION, DEVPATH and SUBSYSTEM, in the kernel's order; SEQNUM is the last."""
 
     def encode(self) -> bytes:
-        """The datagram: `action@devpath`, then KEY=value pairs, each ended by a NUL."""
+        """Return the datagram: `action@devpath`, then KEY=value pairs, each ended by a NUL."""
         pairs = (
             ("ACTION", self.action),
             ("DEVPATH", self.devpath),
@@ -41,7 +41,7 @@ class Uevent(Struct, frozen=True):
         return b"".join(line.encode(errors="surrogateescape") + b"\0" for line in lines)
 
     def __getitem__(self, key: str) -> str:
-        """The value of one property. Raises `KeyError`."""
+        """Return the value of one property. Raises `KeyError`."""
         return dict(self.properties)[key]
 
 
@@ -62,7 +62,7 @@ class UeventSender:
         self.dropped = 0
 
     def send(self, uevents: Iterable[Uevent]) -> int:
-        """Sends without waiting; returns how many were delivered."""
+        """Send without waiting; return how many were delivered."""
         delivered = 0
         for uevent in uevents:
             arrived = self._try(uevent.encode()) is None
@@ -84,7 +84,7 @@ class UeventSender:
         return delivered
 
     def close(self) -> None:
-        """Closes the socket; a later send opens a new one."""
+        """Close the socket; a later send opens a new one."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -104,7 +104,7 @@ class UeventSender:
             self.dropped += 1
 
     def _try(self, datagram: bytes) -> int | None:
-        """Sends one datagram; None, or the errno of a failure that is a listener's absence or slowness."""
+        """Send one datagram; None, or the errno of a failure that is a listener's absence or slowness."""
         for attempt in (1, 2):
             try:
                 if self._socket is None:

@@ -38,7 +38,7 @@ def add_channel(
 
 
 def add_daemon(server: FakeApiServer, node: str, name: str, domain: str, namespace: str = NAMESPACE) -> str:
-    """The claim of the pod of a domain's daemon; its UID."""
+    """Add the claim of a domain's daemon pod; return its UID."""
     return _add(server, node, namespace, name, DAEMON, {"kind": DAEMON_CONFIG, "domainID": domain})
 
 
@@ -47,33 +47,33 @@ def _add(server: FakeApiServer, node: str, namespace: str, name: str, device: st
     exactly = {"deviceClassName": f"compute-domain-{request}.nvidia.com"}
     spec = {"devices": {"requests": [{"name": request, "exactly": exactly}]}}
     made = server.add_claim({"metadata": {"namespace": namespace, "name": name}, "spec": spec})
-    given = {"request": request, "driver": DRIVER, "pool": node, "device": device}
+    result = {"request": request, "driver": DRIVER, "pool": node, "device": device}
     opaque = {"driver": DRIVER, "parameters": {"apiVersion": API_VERSION, **parameters}}
     config = {"source": "FromClaim", "requests": [request], "opaque": opaque}
-    status = {"allocation": {"devices": {"results": [given], "config": [config]}}}
+    status = {"allocation": {"devices": {"results": [result], "config": [config]}}}
     server.set_claim_status(namespace, name, status)
     return str(made["metadata"]["uid"])
 
 
 def label_of(server: FakeApiServer, node: str) -> str | None:
-    """The value of the label of compute domains; None if the node has none."""
+    """Return the value of the label of compute domains; None if the node has none."""
     return label_in(server.store.get(NODES, "", node))
 
 
 def label_in(node: Object) -> str | None:
     """`label_of` for a Node object."""
-    found = (node["metadata"].get("labels") or {}).get(LABEL)
-    return None if found is None else str(found)
+    value = (node["metadata"].get("labels") or {}).get(LABEL)
+    return None if value is None else str(value)
 
 
 def labels_since(server: FakeApiServer, node: str, version: int) -> list[str | None]:
     """Each value that the label was given after this version of the server's, the same ones in a row once. Raises
     `Failure` 410 if the server has forgotten that version."""
     changes = (c.object for c in server.store.since(version) if c.kind is NODES)
-    values = (label_in(found) for found in changes if found["metadata"]["name"] == node)
+    values = (label_in(stored_node) for stored_node in changes if stored_node["metadata"]["name"] == node)
     return [value for value, _ in groupby(values)]
 
 
 def domain_by_uid(server: FakeApiServer, uid: str | None) -> Object | None:
-    """The ComputeDomain; None if there is none by this UID."""
+    """Return the ComputeDomain; None if there is none by this UID."""
     return next((o for o in server.store.objects(DOMAINS) if o["metadata"]["uid"] == uid), None)

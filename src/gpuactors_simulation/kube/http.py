@@ -95,24 +95,24 @@ class _Peer:
         return ApiRequest(head.method.decode(), head.target.decode(), headers, bytes(body))
 
     async def _refuse(self, words: str) -> None:
-        """Answers what is not HTTP as Go's server does (net/http, conn.serve): in words, and with the end."""
+        """Answer what is not HTTP as Go's server does (net/http, conn.serve): in words, and with the end."""
         headers = "Content-Type: text/plain; charset=utf-8\r\nConnection: close"
         await self._stream.send_all(f"HTTP/1.1 {words}\r\n{headers}\r\n\r\n{words}".encode())
 
     async def _answer(self, request: ApiRequest) -> ApiAnswer | None:
         """None if the client has gone while it waited."""
-        found: list[ApiAnswer] = []
+        answers: list[ApiAnswer] = []
         lost = False
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._until_gone, nursery.cancel_scope)
             try:
-                found.append(await self._server.answer(request))
+                answers.append(await self._server.answer(request))
             except ConnectionLost:
                 lost = True
             nursery.cancel_scope.cancel()
         if lost:
             raise ConnectionLost
-        return found[0] if found else None
+        return answers[0] if answers else None
 
     async def _send(self, answer: ApiAnswer) -> None:
         headers = [("Content-Type", answer.content_type), *answer.headers]
@@ -140,7 +140,7 @@ class _Peer:
             await self._stream.send_all(data)
 
     async def _until_gone(self, scope: trio.CancelScope) -> None:
-        """Ends the wait when the client closes the connection; a client sends nothing before it has its answer."""
+        """End the wait when the client closes the connection; a client sends nothing before it has its answer."""
         try:
             while await self._stream.receive_some(_CHUNK_BYTES):
                 pass

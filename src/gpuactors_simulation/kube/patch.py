@@ -9,24 +9,24 @@ from gpuactors_simulation.kube import status
 from gpuactors_simulation.kube.status import Object
 
 
-def json_patch(of: Object, operations: Any) -> Object:
+def json_patch(target: Object, operations: Any) -> Object:
     """The patched object. Raises `Failure` 422 if it cannot be applied, or a test fails. A test for null of what is
     absent holds, and `replace` adds what is absent."""
-    new = deepcopy(of)
+    patched = deepcopy(target)
     if not isinstance(operations, list):
-        what = "object" if isinstance(operations, dict) else "value"
+        json_type = "object" if isinstance(operations, dict) else "value"
         raise status.bad_request(
-            f"error decoding patch: json: cannot unmarshal {what} into Go value of type []handlers.jsonPatchOp"
+            f"error decoding patch: json: cannot unmarshal {json_type} into Go value of type []handlers.jsonPatchOp"
         )
     for operation in operations:
         path = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
-        parent: Any = new
+        parent: Any = patched
         for part in path[:-1]:
             parent = parent.get(part) if isinstance(parent, dict) else None
         if not isinstance(parent, dict):
             raise status.patch_failed()
         _apply(operation, parent, path[-1])
-    return new
+    return patched
 
 
 def _apply(operation: Object, parent: Object, key: str) -> None:
@@ -41,14 +41,14 @@ def _apply(operation: Object, parent: Object, key: str) -> None:
             raise status.patch_failed()
 
 
-def merge_patch(of: Any, patch: Any) -> Any:
-    """The patched object."""
+def merge_patch(target: Any, patch: Any) -> Any:
+    """Return the patched object."""
     if not isinstance(patch, dict):
         return deepcopy(patch)
-    new = deepcopy(of) if isinstance(of, dict) else {}
+    patched = deepcopy(target) if isinstance(target, dict) else {}
     for key, value in patch.items():
         if value is None:
-            new.pop(key, None)
+            patched.pop(key, None)
         else:
-            new[key] = merge_patch(new.get(key), value)
-    return new
+            patched[key] = merge_patch(patched.get(key), value)
+    return patched

@@ -29,40 +29,40 @@ _EMPTY: Final = '""'
 _EFFECTS: Final = ("NoExecute", "NoSchedule", "None")
 
 
-def pruned(given: Object) -> Object:
-    """The object without fields that are empty."""
-    given.get("metadata", {}).pop("managedFields", None)
-    if given.get("spec", {}).get("devices") == []:
-        del given["spec"]["devices"]
-    return given
+def pruned(sent: Object) -> Object:
+    """Return the object without fields that are empty."""
+    sent.get("metadata", {}).pop("managedFields", None)
+    if sent.get("spec", {}).get("devices") == []:
+        del sent["spec"]["devices"]
+    return sent
 
 
-def defaulted(kind: Kind, given: Object) -> Object:
-    """The object with the defaults of its kind. `defaulted_claim` has those of ResourceClaims."""
+def defaulted(kind: Kind, sent: Object) -> Object:
+    """Return the object with the defaults of its kind. `defaulted_claim` has those of ResourceClaims."""
     if kind is DOMAINS:
-        spec = given.get("spec", {})
+        spec = sent.get("spec", {})
         spec.setdefault("numNodes", 0)
         spec.get("channel", {}).setdefault("allocationMode", "Single")
-        for node in given.get("status", {}).get("nodes") or ():
+        for node in sent.get("status", {}).get("nodes") or ():
             node.setdefault("status", "NotReady")
     elif kind is CLIQUES:
-        for daemon in given.get("daemons") or ():
+        for daemon in sent.get("daemons") or ():
             daemon.setdefault("status", "NotReady")
     elif kind is EVENTS:
         for key, value in (("eventTime", None), ("reportingComponent", ""), ("reportingInstance", "")):
-            given.setdefault(key, value)
-    return given
+            sent.setdefault(key, value)
+    return sent
 
 
-def defaulted_claim(given: Object) -> Object:
-    """A new claim with the defaults of its requests and an empty status."""
-    for request in given.get("spec", {}).get("devices", {}).get("requests", ()):
+def defaulted_claim(sent: Object) -> Object:
+    """Return a new claim with the defaults of its requests and an empty status."""
+    for request in sent.get("spec", {}).get("devices", {}).get("requests", ()):
         for exact in [request["exactly"]] if "exactly" in request else request.get("firstAvailable", ()):
             exact.setdefault("allocationMode", "ExactCount")
             if exact["allocationMode"] == "ExactCount":
                 exact.setdefault("count", 1)
-    given["status"] = {}
-    return given
+    sent["status"] = {}
+    return sent
 
 
 def without_taints(new: Object, old: Object | None) -> None:
@@ -81,14 +81,14 @@ def with_times(new: Object, now: str) -> None:
 
 
 def check_slice(new: Object, old: Object | None) -> None:
-    """Raises `Failure` 422 with all that is wrong."""
+    """Raise `Failure` 422 with all that is wrong."""
     causes = [*_immutable(new, old), *_devices_wrong(new)]
     if causes:
         raise status.invalid(SLICES, new["metadata"]["name"], causes)
 
 
 def check_event(new: Object) -> None:
-    """Raises `Failure` 422 if the event is in another namespace than what it is about; of a thing without a namespace
+    """Raise `Failure` 422 if the event is in another namespace than what it is about; of a thing without a namespace
     it is in `default`. Events with a time of their own (`eventTime`) have other rules, and nobody here makes one."""
     about = new.get("involvedObject", {}).get("namespace", "")
     if new["metadata"].get("namespace") != (about or "default"):
@@ -98,7 +98,7 @@ def check_event(new: Object) -> None:
 
 
 def check_labels(kind: Kind, new: Object) -> None:
-    """Raises `Failure` 422 if a label has a value that is none."""
+    """Raise `Failure` 422 if a label has a value that is none."""
     causes = [
         Cause(
             "metadata.labels", "FieldValueInvalid", f'Invalid value: "{value}": {_label_value_wrong(value)}'
@@ -139,17 +139,17 @@ def _at(spec: Any, path: str) -> Any:
 
 def _devices_wrong(new: Object) -> Iterator[Cause]:
     devices = _devices(new)
-    most = _TAINTED_MAX if _tainted(new) else _DEVICES_MAX
-    if len(devices) > most:
-        message = f"Too many: {len(devices)}: must have at most {most} items"
+    devices_max = _TAINTED_MAX if _tainted(new) else _DEVICES_MAX
+    if len(devices) > devices_max:
+        message = f"Too many: {len(devices)}: must have at most {devices_max} items"
         yield Cause("spec.devices", "FieldValueTooMany", message)
         return
-    seen: set[str] = set()
+    names: set[str] = set()
     for index, device in enumerate(devices):
         path, name = f"spec.devices[{index}]", device.get("name", "")
-        if name in seen:
+        if name in names:
             yield Cause(path, "FieldValueDuplicate", f'Duplicate value: "{name}"')
-        seen.add(name)
+        names.add(name)
         yield from _device_wrong(device, path)
 
 
@@ -198,13 +198,13 @@ def _device_name_wrong(name: str) -> str | None:
 
 
 def _attribute_wrong(value: Object, path: str) -> Iterator[Cause]:
-    given = [key for key in _VALUES if value.get(key) is not None]
-    if len(given) != 1:
+    fields = [key for key in _VALUES if value.get(key) is not None]
+    if len(fields) != 1:
         as_go = json.dumps({name: value.get(key) for key, name in _VALUES.items()}, separators=(",", ":"))
-        message = f"Invalid value: {as_go if given else _EMPTY}: exactly one value must be specified"
+        message = f"Invalid value: {as_go if fields else _EMPTY}: exactly one value must be specified"
         yield Cause(path, "FieldValueInvalid", message)
         return
-    if "version" in given and not _SEMVER.fullmatch(value["version"]):
+    if "version" in fields and not _SEMVER.fullmatch(value["version"]):
         wrong = "must be a string compatible with semver.org spec 2.0.0"
         yield Cause(f"{path}.version", "FieldValueInvalid", f'Invalid value: "{value["version"]}": {wrong}')
     for key in ("string", "version"):
@@ -213,10 +213,10 @@ def _attribute_wrong(value: Object, path: str) -> Iterator[Cause]:
             yield Cause(f"{path}.{key}", "FieldValueTooLong", message)
 
 
-def _devices(of: Object) -> list[Object]:
-    found: list[Object] = of.get("spec", {}).get("devices") or []
-    return found
+def _devices(stored_slice: Object) -> list[Object]:
+    devices: list[Object] = stored_slice.get("spec", {}).get("devices") or []
+    return devices
 
 
-def _tainted(of: Object) -> bool:
-    return any(device.get("taints") for device in _devices(of))
+def _tainted(stored_slice: Object) -> bool:
+    return any(device.get("taints") for device in _devices(stored_slice))

@@ -40,43 +40,43 @@ _SLICE: Final[Schema] = {
 }
 
 
-def without_unknown(kind: Kind, given: Object) -> tuple[Object, tuple[str, ...]]:
-    """A copy without unknown fields, and the paths of those."""
+def without_unknown(kind: Kind, sent: Object) -> tuple[Object, tuple[str, ...]]:
+    """Return a copy without unknown fields, and the paths of those."""
     schema: Schema = {**_TOP, **dict.fromkeys(kind.fields)}
     if kind is SLICES:
         schema = {**schema, "spec": _SLICE}
-    return _known(given, schema), tuple(_unknown(given, schema, ""))
+    return _known(sent, schema), tuple(_unknown(sent, schema, ""))
 
 
-def _unknown(given: Any, schema: Any, path: str) -> Iterator[str]:
-    match given, schema:
+def _unknown(sent: Any, schema: Any, path: str) -> Iterator[str]:
+    match sent, schema:
         case dict(), dict():
-            for key, value in given.items():
+            for key, value in sent.items():
                 below = f"{path}.{key}" if path else key
                 if key in schema or "*" in schema:
                     yield from _unknown(value, schema.get(key, schema.get("*")), below)
                 else:
                     yield below
         case list(), [items]:
-            for index, value in enumerate(given):
+            for index, value in enumerate(sent):
                 yield from _unknown(value, items, f"{path}[{index}]")
         case _:
             return
 
 
-def _known(given: Any, schema: Any) -> Any:
-    match given, schema:
+def _known(sent: Any, schema: Any) -> Any:
+    match sent, schema:
         case dict(), dict():
             return {
                 key: _known(value, schema.get(key, schema.get("*")))
-                for key, value in given.items()
+                for key, value in sent.items()
                 if key in schema or "*" in schema
             }
         case list(), [items]:
-            return [_known(value, items) for value in given]
+            return [_known(value, items) for value in sent]
         case dict(), _:
-            return {key: _known(value, None) for key, value in given.items()}
+            return {key: _known(value, None) for key, value in sent.items()}
         case list(), _:
-            return [_known(value, None) for value in given]
+            return [_known(value, None) for value in sent]
         case _:
-            return given
+            return sent

@@ -164,7 +164,7 @@ class FakeApiServer:
     # --- what others do -----------------------------------------------------------------------------------
 
     def add_node(self, name: str, labels: Mapping[str, str] | None = None) -> Object:
-        """A node joins."""
+        """Add a node."""
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
         return self.store.put(NODES, self.store.named(NODES, {"metadata": metadata, "spec": {}}))
 
@@ -180,83 +180,89 @@ class FakeApiServer:
         return self.store.put(CLAIMS, self.store.named(CLAIMS, rules.defaulted_claim(deepcopy(claim))))
 
     def set_claim_status(self, namespace: str, name: str, new: Object) -> Object:
-        """The scheduler allocates the claim, or its controller takes the allocation back."""
-        found = self.store.get(CLAIMS, namespace, name)
-        return self.store.put(CLAIMS, found | {"status": deepcopy(new)})
+        """Set a claim's status, as the scheduler or the claim controller does."""
+        claim = self.store.get(CLAIMS, namespace, name)
+        return self.store.put(CLAIMS, claim | {"status": deepcopy(new)})
 
     def delete_claim(self, namespace: str, name: str) -> None:
-        """The claim goes, whatever became of its pod."""
+        """Delete a claim, even while its pod exists."""
         self.store.delete(CLAIMS, namespace, name)
 
     def label_node(self, name: str, label: str, value: str | None) -> Object:
-        """An operator sets a label of a node, or removes it (None)."""
-        found = self.store.get(NODES, "", name)
-        labels = {key: known for key, known in found["metadata"]["labels"].items() if key != label}
-        found["metadata"]["labels"] = labels | ({} if value is None else {label: value})
-        return self.store.put(NODES, found)
+        """Set a label of a node, or remove it (None)."""
+        node = self.store.get(NODES, "", name)
+        labels = {key: old_value for key, old_value in node["metadata"]["labels"].items() if key != label}
+        node["metadata"]["labels"] = labels | ({} if value is None else {label: value})
+        return self.store.put(NODES, node)
 
     def add_domain(self, namespace: str, name: str) -> Object:
-        """A user makes a ComputeDomain."""
+        """Add a ComputeDomain."""
         metadata = {"namespace": namespace, "name": name}
         spec = {"numNodes": 0, "channel": {"resourceClaimTemplate": {"name": f"{name}-channel"}}}
-        given = rules.defaulted(DOMAINS, {"metadata": metadata, "spec": spec})
-        return self.store.put(DOMAINS, self.store.named(DOMAINS, given))
+        domain = rules.defaulted(DOMAINS, {"metadata": metadata, "spec": spec})
+        return self.store.put(DOMAINS, self.store.named(DOMAINS, domain))
 
     def set_domain_nodes(self, namespace: str, name: str, nodes: Mapping[str, str]) -> Object:
         """The controller of compute domains writes the status: by the name of each node `Ready` or `NotReady`."""
-        found = self.store.get(DOMAINS, namespace, name)
-        known = [
-            {"name": node, "ipAddress": "192.0.2.1", "cliqueID": "", "index": index, "status": said}
-            for index, (node, said) in enumerate(nodes.items())
+        domain = self.store.get(DOMAINS, namespace, name)
+        members = [
+            {"name": node, "ipAddress": "192.0.2.1", "cliqueID": "", "index": index, "status": readiness}
+            for index, (node, readiness) in enumerate(nodes.items())
         ]
-        found["status"] = {"status": "NotReady", "nodes": known}
-        return self.store.put(DOMAINS, found)
+        domain["status"] = {"status": "NotReady", "nodes": members}
+        return self.store.put(DOMAINS, domain)
 
     def delete_domain(self, namespace: str, name: str) -> None:
-        """The ComputeDomain goes, whatever became of its pods."""
+        """Delete a ComputeDomain, even while its pods exist."""
         self.store.delete(DOMAINS, namespace, name)
 
     def set_clique(self, namespace: str, domain: str, clique: str, nodes: Mapping[str, str]) -> Object:
         """The daemons of a domain's clique write that they are there, and whether they are ready, as above."""
         name = f"{domain}.{clique}"
         daemons = [
-            {"nodeName": node, "ipAddress": "192.0.2.1", "cliqueID": clique, "index": index, "status": said}
-            for index, (node, said) in enumerate(nodes.items())
+            {
+                "nodeName": node,
+                "ipAddress": "192.0.2.1",
+                "cliqueID": clique,
+                "index": index,
+                "status": readiness,
+            }
+            for index, (node, readiness) in enumerate(nodes.items())
         ]
-        found = self.store.find(CLIQUES, namespace, name)
-        if found is None:
-            found = self.store.named(CLIQUES, {"metadata": {"namespace": namespace, "name": name}})
-        return self.store.put(CLIQUES, found | {"daemons": daemons})
+        clique_object = self.store.find(CLIQUES, namespace, name)
+        if clique_object is None:
+            clique_object = self.store.named(CLIQUES, {"metadata": {"namespace": namespace, "name": name}})
+        return self.store.put(CLIQUES, clique_object | {"daemons": daemons})
 
     def reserve_claim(self, namespace: str, name: str, *pods: str) -> Object:
-        """The scheduler reserves the claim for pods: `status.reservedFor`, with UIDs of their own."""
-        found = self.store.get(CLAIMS, namespace, name)
+        """Reserve the claim for pods, as the scheduler does: `status.reservedFor`, with UIDs of their own."""
+        claim = self.store.get(CLAIMS, namespace, name)
         consumers = [{"resource": "pods", "name": pod, "uid": self.store.uid()} for pod in pods]
-        return self.set_claim_status(namespace, name, found.get("status", {}) | {"reservedFor": consumers})
+        return self.set_claim_status(namespace, name, claim.get("status", {}) | {"reservedFor": consumers})
 
     def events(self) -> list[Object]:
-        """The Events, by namespace and name."""
+        """Return the Events, by namespace and name."""
         return self.store.objects(EVENTS)
 
     def slices(self, driver: str | None = None) -> list[Object]:
-        """The ResourceSlices, by name."""
+        """Return the ResourceSlices, by name."""
         return [s for s in self.store.objects(SLICES) if driver in (None, s["spec"]["driver"])]
 
     def edit_slice(self, name: str, change: Callable[[Object], None]) -> Object:
-        """An operator edits a slice."""
-        found = self.store.get(SLICES, "", name)
-        change(found)
-        return self.store.put(SLICES, found)
+        """Change a stored slice by `change`."""
+        stored_slice = self.store.get(SLICES, "", name)
+        change(stored_slice)
+        return self.store.put(SLICES, stored_slice)
 
     def delete_slices(self, driver: str | None = None) -> None:
         """Kubelet wipes the node's slices at its start, or those of one driver 30 s after that is gone."""
-        for found in self.slices(driver):
-            self.store.delete(SLICES, "", found["metadata"]["name"])
+        for stored_slice in self.slices(driver):
+            self.store.delete(SLICES, "", stored_slice["metadata"]["name"])
 
     # --- what goes wrong ----------------------------------------------------------------------------------
 
     def order(self, fault: ApiFault, times: int = 1, method: str = "") -> None:
-        """The fault strikes the next `times` requests of this method, or of any."""
+        """Let the fault strike the next `times` requests of this method, or of any (empty)."""
         self._faults[fault, method] = times
 
     def end_faults(self) -> None:
@@ -264,12 +270,12 @@ class FakeApiServer:
         self._faults.clear()
 
     def go_away(self) -> None:
-        """Every connection breaks, and none is accepted until `away` is False again."""
+        """Break every connection, and accept none until `away` is False again."""
         self.away = True
         self.break_connections()
 
     def break_connections(self) -> None:
-        """Every connection breaks."""
+        """Break every connection."""
         for break_one in tuple(self._on_break):
             break_one()
 
@@ -347,21 +353,21 @@ class FakeApiServer:
         _check_formats(request)
         match request.method, bool(target.name):
             case "GET", True:
-                found = self.store.get(target.kind, target.namespace, target.name)
-                return _object(200, _shown(found, target))
+                stored = self.store.get(target.kind, target.namespace, target.name)
+                return _object(200, _shown(stored, target))
             case "GET", False if target.query.get("watch") == "true":
                 _check_version(target)
                 return ApiAnswer(200, lines=self._watch(target, _selector(target)))
             case "GET", False:
                 return _object(200, self._list(target, _selector(target)))
             case "POST", False:
-                given, warnings = _decoded(target, request.body)
+                sent, warnings = _decoded(target, request.body)
                 with _warned(warnings):
-                    return _object(201, self._create(target, given), warnings)
+                    return _object(201, self._create(target, sent), warnings)
             case "PUT", True:
-                given, warnings = _decoded(target, request.body)
+                sent, warnings = _decoded(target, request.body)
                 with _warned(warnings):
-                    return _object(200, self._update(target, given), warnings)
+                    return _object(200, self._update(target, sent), warnings)
             case "PATCH", True:
                 return _object(200, self._patch(target, request))
             case "DELETE", True:
@@ -370,17 +376,17 @@ class FakeApiServer:
                 raise status.method_not_allowed()
 
     def _authenticate(self, request: ApiRequest) -> None:
-        given = request.headers.get("authorization")
-        if given is None:
+        authorization = request.headers.get("authorization")
+        if authorization is None:
             raise _forbidden(request, self.kinds, "system:anonymous")
-        token = given.removeprefix("Bearer ")
+        token = authorization.removeprefix("Bearer ")
         if token in self.strangers:
             raise _forbidden(request, self.kinds, self.strangers[token])
         if token not in (self.tokens or ()):
             raise status.unauthorized()
 
-    def _list(self, target: _Target, wanted: Callable[[Object], bool]) -> Object:
-        items = self.store.objects(target.kind, target.namespace or None, wanted)
+    def _list(self, target: _Target, selects: Callable[[Object], bool]) -> Object:
+        items = self.store.objects(target.kind, target.namespace or None, selects)
         metadata = {"resourceVersion": str(self.store.version)}
         if target.metadata_only:
             if not target.of_list:
@@ -399,14 +405,14 @@ class FakeApiServer:
         shown = None if is_null else items
         return {"kind": f"{kind}List", "apiVersion": api_version, "metadata": metadata, "items": shown}
 
-    def _create(self, target: _Target, given: Object) -> Object:
-        meta = given.setdefault("metadata", {})
+    def _create(self, target: _Target, sent: Object) -> Object:
+        meta = sent.setdefault("metadata", {})
         _check_namespace(target, meta)
         if target.kind.namespaced:
             meta["namespace"] = target.namespace
         if target.kind.has_status_path:
-            given.pop("status", None)
-        new = self.store.named(target.kind, rules.defaulted(target.kind, given))
+            sent.pop("status", None)
+        new = self.store.named(target.kind, rules.defaulted(target.kind, sent))
         name = new["metadata"]["name"]
         if self.store.find(target.kind, target.namespace, name) is not None:
             raise status.already_exists(target.kind, name)
@@ -421,8 +427,8 @@ class FakeApiServer:
             return new
         return self.store.put(target.kind, new)
 
-    def _update(self, target: _Target, given: Object) -> Object:
-        meta = given.setdefault("metadata", {})
+    def _update(self, target: _Target, sent: Object) -> Object:
+        meta = sent.setdefault("metadata", {})
         if meta.get("name") not in (None, "", target.name):
             raise status.bad_request(
                 f"the name of the object ({meta['name']}) does not match the name on the URL ({target.name})"
@@ -443,7 +449,7 @@ class FakeApiServer:
             "resourceVersion",
         )
         meta |= {key: old["metadata"][key] for key in kept if key in old["metadata"]}
-        new = {"apiVersion": target.kind.api_version, "kind": target.kind.kind} | given
+        new = {"apiVersion": target.kind.api_version, "kind": target.kind.kind} | sent
         new = rules.defaulted(target.kind, _parted(target, new, old))
         rules.check_labels(target.kind, new)
         if target.kind is SLICES:
@@ -463,11 +469,11 @@ class FakeApiServer:
         if apply is None:
             raise status.unsupported_patch()
         try:
-            given = json.loads(request.body)
+            patch = json.loads(request.body)
         except ValueError as exc:
             raise status.bad_request(f"error decoding patch: {_json_wrong(exc)}") from exc
         old = self.store.get(target.kind, target.namespace, target.name)
-        new = apply(old, given)
+        new = apply(old, patch)
         if new["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
             raise status.modified(target.kind, target.name)
         new = _parted(target, new, old)
@@ -479,16 +485,16 @@ class FakeApiServer:
     def _delete(self, target: _Target, body: bytes) -> Object:
         old = self.store.get(target.kind, target.namespace, target.name)
         conditions = json.loads(body).get("preconditions", {}) if body else {}
-        for key, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
-            given, found = conditions.get(key), old["metadata"][key]
-            if given not in (None, found):
-                raise status.precondition(target.kind, target.name, what, given, found)
-        gone = self.store.delete(target.kind, target.namespace, target.name)
-        return status.deleted(target.kind, gone) if target.kind.group in _CUSTOM else gone
+        for key, label in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+            expected, actual = conditions.get(key), old["metadata"][key]
+            if expected not in (None, actual):
+                raise status.precondition(target.kind, target.name, label, expected, actual)
+        deleted = self.store.delete(target.kind, target.namespace, target.name)
+        return status.deleted(target.kind, deleted) if target.kind.group in _CUSTOM else deleted
 
     # --- watches ------------------------------------------------------------------------------------------
 
-    async def _watch(self, target: _Target, wanted: Callable[[Object], bool]) -> AsyncIterator[Object]:
+    async def _watch(self, target: _Target, selects: Callable[[Object], bool]) -> AsyncIterator[Object]:
         query = target.query
         ends_at = trio.current_time() + float(query.get("timeoutSeconds", WATCH_DEFAULT_S))
         bookmarks = query.get("allowWatchBookmarks") == "true"
@@ -496,8 +502,8 @@ class FakeApiServer:
         version = int(query.get("resourceVersion") or 0)
         if version == 0:
             version = self.store.version
-            for found in self.store.objects(target.kind, target.namespace or None, wanted):
-                yield {"type": ADDED, "object": _shown(found, target)}
+            for stored in self.store.objects(target.kind, target.namespace or None, selects):
+                yield {"type": ADDED, "object": _shown(stored, target)}
             if bookmarks:
                 yield _bookmark(target, version, initial=True)
                 bookmark_at = max(bookmark_at, trio.current_time() + BOOKMARK_LAST_S)
@@ -510,7 +516,7 @@ class FakeApiServer:
                 return
             for change in changes:
                 version = change.version
-                if change.kind is target.kind and wanted(change.object):
+                if change.kind is target.kind and selects(change.object):
                     yield {"type": change.type, "object": _shown(change.object, target)}
             if trio.current_time() >= ends_at:
                 return
@@ -552,46 +558,52 @@ def _target(request: ApiRequest, kinds: Sequence[Kind]) -> _Target:
         prefix = ["apis", kind.group, kind.version] if kind.group else ["api", kind.version]
         if parts[: len(prefix)] != prefix:
             continue
-        rest, namespace, part = parts[len(prefix) :], "", ""
-        if kind.namespaced and rest[:1] == ["namespaces"]:
-            namespace, rest = (rest[1] if len(rest) > 1 else ""), rest[2:]
-        if kind.has_status_path and rest[2:] == ["status"]:
-            rest, part = rest[:2], "status"
-        if rest[:1] == [kind.plural] and len(rest) <= 2:
+        segments, namespace, part = parts[len(prefix) :], "", ""
+        if kind.namespaced and segments[:1] == ["namespaces"]:
+            namespace, segments = (segments[1] if len(segments) > 1 else ""), segments[2:]
+        if kind.has_status_path and segments[2:] == ["status"]:
+            segments, part = segments[:2], "status"
+        if segments[:1] == [kind.plural] and len(segments) <= 2:
             return _Target(
-                kind, namespace, rest[1] if len(rest) == 2 else "", query, metadata_only, of_list, part
+                kind,
+                namespace,
+                segments[1] if len(segments) == 2 else "",
+                query,
+                metadata_only,
+                of_list,
+                part,
             )
     raise status.not_served() if url.path.startswith(_BUILT_IN) else status.no_page()
 
 
-def _forbidden(request: ApiRequest, kinds: Sequence[Kind], who: str) -> Failure:
-    """The client may not do what it asks for. Raises `Failure` 404 for a path that is not served."""
+def _forbidden(request: ApiRequest, kinds: Sequence[Kind], user: str) -> Failure:
+    """Return the failure of a forbidden request. Raises `Failure` 404 for a path that is not served."""
     target = _target(request, kinds)
     reading = "get" if target.name else "watch" if target.query.get("watch") == "true" else "list"
     verb = _VERBS.get(request.method, reading)
-    return status.forbidden(target.kind, verb, who, namespace=target.namespace, name=target.name)
+    return status.forbidden(target.kind, verb, user, namespace=target.namespace, name=target.name)
 
 
 def _check_formats(request: ApiRequest) -> None:
-    """Raises `Failure` 406 or 415 for formats that the server does not have."""
+    """Raise `Failure` 406 or 415 for formats that the server does not have."""
     accepted = {part.split(";")[0].strip() for part in request.headers.get("accept", "*/*").split(",")}
     if not accepted & _ACCEPTED:
         raise status.not_acceptable()
-    given = request.headers.get("content-type", _JSON).split(";")[0].strip()
-    if request.method in ("POST", "PUT") and given != _JSON:
+    content_type = request.headers.get("content-type", _JSON).split(";")[0].strip()
+    if request.method in ("POST", "PUT") and content_type != _JSON:
         raise status.unsupported_body()
 
 
 def _check_version(target: _Target) -> None:
-    """Raises `Failure` 500 if a watch begins at what is no version."""
-    given = target.query.get("resourceVersion", "")
-    if given and not given.isdecimal():
-        wrong = f'strconv.ParseUint: parsing "{given}": invalid syntax'
-        raise Failure(500, "", f'resourceVersion: Invalid value: "{given}": {wrong}')
+    """Raise `Failure` 500 if a watch begins at what is no version."""
+    version = target.query.get("resourceVersion", "")
+    if version and not version.isdecimal():
+        wrong = f'strconv.ParseUint: parsing "{version}": invalid syntax'
+        raise Failure(500, "", f'resourceVersion: Invalid value: "{version}": {wrong}')
 
 
 def _check_namespace(target: _Target, metadata: Object) -> None:
-    """Raises `Failure` 400 if the object is for another namespace than the request."""
+    """Raise `Failure` 400 if the object is for another namespace than the request."""
     if metadata.get("namespace") not in (None, "", target.namespace):
         raise status.bad_request(
             "the namespace of the provided object does not match the namespace sent on the request"
@@ -599,45 +611,45 @@ def _check_namespace(target: _Target, metadata: Object) -> None:
 
 
 def _parted(target: _Target, new: Object, old: Object) -> Object:
-    """The part that a write at this path changes: all but the status, or the status alone."""
+    """Return the part that a write at this path changes: all but the status, or the status alone."""
     if not target.kind.has_status_path:
         return new
-    kept, of = (old, new) if target.part else (new, old)
+    kept, status_source = (old, new) if target.part else (new, old)
     parted = {key: value for key, value in kept.items() if key != "status"}
     parted["metadata"] = parted["metadata"] | {"resourceVersion": old["metadata"]["resourceVersion"]}
-    return parted | ({"status": of["status"]} if "status" in of else {})
+    return parted | ({"status": status_source["status"]} if "status" in status_source else {})
 
 
 def _selector(target: _Target) -> Callable[[Object], bool]:
-    """Whether an object is selected. Raises `Failure` 400 for a field that cannot be selected by."""
-    wanted: dict[str, str] = {}
+    """Return the predicate of the field selector. Raises `Failure` 400 for an unselectable field."""
+    values: dict[str, str] = {}
     for term in filter(None, target.query.get("fieldSelector", "").split(",")):
         path, _, value = term.partition("=")
         if path not in _SELECTABLE[target.kind]:
             raise status.bad_request(
                 f"field label not supported for {target.kind.api_version}, Kind={target.kind.kind}: {path}"
             )
-        wanted[path] = value.removeprefix("=")
-    return lambda found: all(_at(found, path) == value for path, value in wanted.items())
+        values[path] = value.removeprefix("=")
+    return lambda stored: all(_at(stored, path) == value for path, value in values.items())
 
 
-def _at(found: Any, path: str) -> Any:
+def _at(value: Any, path: str) -> Any:
     for part in path.split("."):
-        found = found.get(part, {})
-    return found
+        value = value.get(part, {})
+    return value
 
 
 def _decoded(target: _Target, body: bytes) -> tuple[Object, tuple[str, ...]]:
-    """The object in a body, and warnings about it. Raises `Failure` 400 if it is none."""
+    """Return the object in a body, and warnings about it. Raises `Failure` 400 if it is none."""
     wrong = ""
-    given: Any = None
+    sent: Any = None
     try:
-        given = json.loads(body)
+        sent = json.loads(body)
     except ValueError as exc:
         wrong = _json_wrong(exc)
-    if not wrong and not isinstance(given, dict):
+    if not wrong and not isinstance(sent, dict):
         wrong = (
-            f"json: cannot unmarshal {_GO_TYPES.get(type(given), 'null')} into Go value of type {_GO_HEADER}"
+            f"json: cannot unmarshal {_GO_TYPES.get(type(sent), 'null')} into Go value of type {_GO_HEADER}"
         )
     if wrong:
         shown = body.decode(errors="replace") if body.startswith(b"{") else body.hex()
@@ -645,29 +657,29 @@ def _decoded(target: _Target, body: bytes) -> tuple[Object, tuple[str, ...]]:
             f"the object provided is unrecognized (must be of type {target.kind.kind}): couldn't get version/kind; "
             f"json parse error: {wrong} ({shown})"
         )
-    known, unknown = schema.without_unknown(target.kind, given)
+    pruned, unknown = schema.without_unknown(target.kind, sent)
     warnings = tuple(f'unknown field "{path}"' for path in unknown)
     if warnings and target.query.get("fieldValidation") == "Strict":
         raise status.bad_request(
             f'{target.kind.kind} in version "{target.kind.version}" cannot be handled as a {target.kind.kind}: strict '
             f"decoding error: {', '.join(warnings)}"
         )
-    return rules.pruned(known), warnings
+    return rules.pruned(pruned), warnings
 
 
 def _json_wrong(exc: ValueError) -> str:
-    """The words of Go's JSON for a text that ends too early; for other faults Python's."""
+    """Return the words of Go's JSON for a text that ends too early; for other faults Python's."""
     at_end = isinstance(exc, json.JSONDecodeError) and exc.pos >= len(exc.doc.rstrip())
     return "unexpected end of JSON input" if at_end else str(exc)
 
 
-def _shown(found: Object, target: _Target) -> Object:
+def _shown(stored: Object, target: _Target) -> Object:
     if not target.metadata_only:
-        return found
+        return stored
     return {
         "kind": "PartialObjectMetadata",
         "apiVersion": "meta.k8s.io/v1",
-        "metadata": found["metadata"],
+        "metadata": stored["metadata"],
     }
 
 
@@ -692,8 +704,8 @@ def _warned(warnings: tuple[str, ...]) -> Iterator[None]:
         raise
 
 
-def _object(code: int, found: Object, warnings: Sequence[str] = ()) -> ApiAnswer:
-    return ApiAnswer(code, json.dumps(found).encode(), headers=_warnings(warnings))
+def _object(code: int, answered: Object, warnings: Sequence[str] = ()) -> ApiAnswer:
+    return ApiAnswer(code, json.dumps(answered).encode(), headers=_warnings(warnings))
 
 
 def _failed(failure: Failure) -> ApiAnswer:

@@ -213,37 +213,37 @@ def already_exists(kind: Kind, name: str) -> Failure:
     return Failure(409, "AlreadyExists", message, _subject(kind, kind.plural, name))
 
 
-def another(kind: Kind, name: str, given: str, found: str) -> Failure:
+def another(kind: Kind, name: str, sent_uid: str, stored_uid: str) -> Failure:
     """An update is for an object with another UID (apiserver/pkg/storage/errors.go)."""
     path = f"/registry/{kind.plural}/{name}"
     message = (
         f'Operation cannot be fulfilled on {kind.qualified} "{name}": StorageError: invalid object, Code: 4, '
-        f"Key: {path}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {given}, "
-        f"UID in object meta: {found}"
+        f"Key: {path}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {sent_uid}, "
+        f"UID in object meta: {stored_uid}"
     )
     return Failure(409, "Conflict", message, _subject(kind, kind.plural, name))
 
 
-def precondition(kind: Kind, name: str, what: str, given: str, found: str) -> Failure:
+def precondition(kind: Kind, name: str, field: str, expected: str, actual: str) -> Failure:
     """A deletion's precondition does not hold."""
-    again = "deleted and then recreated" if what == "UID" else "modified"
+    again = "deleted and then recreated" if field == "UID" else "modified"
     return Failure(
         409,
         "Conflict",
-        f'Operation cannot be fulfilled on {kind.kind}.{kind.group} "{name}": the {what} in the precondition ({given}) '
-        f"does not match the {what} in record ({found}). The object might have been {again}",
+        f'Operation cannot be fulfilled on {kind.kind}.{kind.group} "{name}": the {field} in the precondition '
+        f"({expected}) does not match the {field} in record ({actual}). The object might have been {again}",
         _subject(kind, kind.kind, name),
     )
 
 
 def invalid(kind: Kind, name: str, causes: Sequence[Cause]) -> Failure:
     """The object breaks rules."""
-    said = ", ".join(f"{cause.field}: {cause.message}" for cause in causes)
-    said = f"[{said}]" if len(causes) > 1 else said
+    message = ", ".join(f"{cause.field}: {cause.message}" for cause in causes)
+    message = f"[{message}]" if len(causes) > 1 else message
     details = _subject(kind, kind.kind, name)
     details["causes"] = [{"reason": c.reason, "message": c.message, "field": c.field} for c in causes]
     qualified = f"{kind.kind}.{kind.group}" if kind.group else kind.kind
-    return Failure(422, "Invalid", f'{qualified} "{name}" is invalid: {said}', details)
+    return Failure(422, "Invalid", f'{qualified} "{name}" is invalid: {message}', details)
 
 
 def patch_failed() -> Failure:
@@ -262,20 +262,20 @@ def unauthorized() -> Failure:
 
 
 def forbidden(
-    kind: Kind, verb: str, who: str = "system:anonymous", *, namespace: str = "", name: str = ""
+    kind: Kind, verb: str, user: str = "system:anonymous", *, namespace: str = "", name: str = ""
 ) -> Failure:
     """The client may not do that."""
     subject = f'{kind.qualified} "{name}"' if name else kind.qualified
     where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
-    what = f'{verb} resource "{kind.plural}" in API group "{kind.group}" {where}'
-    message = f'{subject} is forbidden: User "{who}" cannot {what}'
+    action = f'{verb} resource "{kind.plural}" in API group "{kind.group}" {where}'
+    message = f'{subject} is forbidden: User "{user}" cannot {action}'
     details = _subject(kind, kind.plural, name)
     return Failure(403, "Forbidden", message, details if name else {"kind": kind.plural} | _group(kind))
 
 
-def deleted(kind: Kind, found: Object) -> Object:
-    """The answer to the deletion of a custom resource; of a built-in one it is the object."""
-    details = _subject(kind, kind.plural, found["metadata"]["name"]) | {"uid": found["metadata"]["uid"]}
+def deleted(kind: Kind, stored: Object) -> Object:
+    """Return the answer to the deletion of a custom resource; of a built-in one it is the object."""
+    details = _subject(kind, kind.plural, stored["metadata"]["name"]) | {"uid": stored["metadata"]["uid"]}
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
 

@@ -47,7 +47,7 @@ class Store:
         self._random = random.Random(seed)
 
     def now(self) -> str:
-        """The server's time, in whole seconds."""
+        """Return the server's time, in whole seconds."""
         try:
             seconds = trio.current_time()
         except RuntimeError:  # no run yet
@@ -55,31 +55,31 @@ class Store:
         return (_EPOCH + timedelta(seconds=int(seconds))).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def find(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """The object, or None."""
-        found = self._objects.get((kind, namespace, name))
-        return deepcopy(found) if found is not None else None
+        """Return the object, or None."""
+        stored = self._objects.get((kind, namespace, name))
+        return deepcopy(stored) if stored is not None else None
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
-        """The object. Raises `Failure` 404."""
-        found = self.find(kind, namespace, name)
-        if found is None:
+        """Return the object. Raises `Failure` 404."""
+        stored = self.find(kind, namespace, name)
+        if stored is None:
             raise status.not_found(kind, name)
-        return found
+        return stored
 
     def objects(
-        self, kind: Kind, namespace: str | None = None, wanted: Callable[[Object], bool] | None = None
+        self, kind: Kind, namespace: str | None = None, selects: Callable[[Object], bool] | None = None
     ) -> list[Object]:
-        """The objects of a kind, by name; those alone that are `wanted`, which must not change them."""
-        found = [
+        """Return the objects of a kind, by name; those alone that `selects` holds for, which must not change them."""
+        items = [
             (key, value)
             for key, value in self._objects.items()
-            if key[0] is kind and namespace in (None, key[1]) and (wanted is None or wanted(value))
+            if key[0] is kind and namespace in (None, key[1]) and (selects is None or selects(value))
         ]
-        return [deepcopy(value) for _, value in sorted(found, key=lambda item: item[0][1:])]
+        return [deepcopy(value) for _, value in sorted(items, key=lambda item: item[0][1:])]
 
-    def named(self, kind: Kind, wanted: Object) -> Object:
-        """A new object with all that the server gives it, except for a version; it is not stored."""
-        made = deepcopy(wanted)
+    def named(self, kind: Kind, sent: Object) -> Object:
+        """Return a new object with all that the server gives it, except for a version; it is not stored."""
+        made = deepcopy(sent)
         meta = made.setdefault("metadata", {})
         if not meta.get("name"):
             meta["name"] = meta.get("generateName", "")[:_NAME_MAX] + "".join(
@@ -93,12 +93,12 @@ class Store:
         return {"apiVersion": kind.api_version, "kind": kind.kind} | made
 
     def uid(self) -> str:
-        """A new UID."""
+        """Return a new UID."""
         digits = "".join(self._random.choices(string.hexdigits.lower()[:16], k=32))
         return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
     def put(self, kind: Kind, new: Object) -> Object:
-        """Stores an object that was `named`, or another content of a stored one. An equal one changes nothing."""
+        """Store an object that was `named`, or another content of a stored one. An equal one changes nothing."""
         meta = new["metadata"]
         key = (kind, meta.get("namespace", ""), meta["name"])
         before = self._objects.get(key)
@@ -112,27 +112,27 @@ class Store:
         return deepcopy(new)
 
     def delete(self, kind: Kind, namespace: str, name: str) -> Object:
-        """Removes the object. Raises `Failure` 404."""
-        found = self.get(kind, namespace, name)
+        """Remove the object. Raises `Failure` 404."""
+        deleted = self.get(kind, namespace, name)
         del self._objects[kind, namespace, name]
-        self._count(DELETED, kind, found)
-        return found
+        self._count(DELETED, kind, deleted)
+        return deleted
 
-    def seed(self, kind: Kind, given: Object) -> None:
-        """Stores an object as it is, with the version that it has."""
-        meta = given["metadata"]
+    def seed(self, kind: Kind, stored: Object) -> None:
+        """Store an object as it is, with the version that it has."""
+        meta = stored["metadata"]
         self.version = max(self.version, int(meta["resourceVersion"]))
-        self._objects[kind, meta.get("namespace", ""), meta["name"]] = deepcopy(given)
-        self._history.append(Change(int(meta["resourceVersion"]), ADDED, kind, deepcopy(given)))
+        self._objects[kind, meta.get("namespace", ""), meta["name"]] = deepcopy(stored)
+        self._history.append(Change(int(meta["resourceVersion"]), ADDED, kind, deepcopy(stored)))
 
     def since(self, version: int) -> list[Change]:
-        """The changes after a version. Raises `Failure` 410 if it is too old."""
+        """Return the changes after a version. Raises `Failure` 410 if it is too old."""
         if version < self._oldest:
             raise status.expired(version, self._oldest)
         return [change for change in self._history if change.version > version]
 
     def forget(self) -> None:
-        """Forgets all history: every watch from an older version is too old (etcd compacts every five minutes)."""
+        """Forget all history: every watch from an older version is too old (etcd compacts every five minutes)."""
         self._history.clear()
         self._oldest = self.version
 
@@ -140,15 +140,15 @@ class Store:
         self._objects[key] = new
         self._count(change, key[0], new)
 
-    def _count(self, change: str, kind: Kind, of: Object) -> None:
+    def _count(self, change: str, kind: Kind, changed: Object) -> None:
         self.version += 1
-        of["metadata"]["resourceVersion"] = str(self.version)
+        changed["metadata"]["resourceVersion"] = str(self.version)
         if len(self._history) == _HISTORY_MAX:
             self._oldest = self._history[0].version
-        self._history.append(Change(self.version, change, kind, deepcopy(of)))
+        self._history.append(Change(self.version, change, kind, deepcopy(changed)))
         self.changed.set()
         self.changed = trio.Event()
 
 
-def _counted(of: Object) -> Object:
-    return {key: value for key, value in of.items() if key not in ("metadata", "status")}
+def _counted(stored: Object) -> Object:
+    return {key: value for key, value in stored.items() if key not in ("metadata", "status")}

@@ -34,7 +34,7 @@ class CorruptCheckpointError(Exception):
 
 
 def encode(checkpoint: Checkpoint) -> str:
-    """The file's content. An empty ledger is `null`, as Go writes a slice that was never made."""
+    """Return the file's content. An empty ledger is `null`, as Go writes a slice that was never made."""
     entries = [_entry(uid, resource, entry) for (uid, resource), entry in checkpoint.entries.items()]
     data = {
         "PodDeviceEntries": entries or None,
@@ -44,7 +44,7 @@ def encode(checkpoint: Checkpoint) -> str:
 
 
 def decode(text: str) -> Checkpoint:
-    """The file's contents as values. Raises `CorruptCheckpointError`."""
+    """Return the file's contents as values. Raises `CorruptCheckpointError`."""
     try:
         content = json.loads(text)
         data, written = content["Data"], content["Checksum"]
@@ -62,7 +62,7 @@ def decode(text: str) -> Checkpoint:
 
 
 def allocated_of(response: ContainerAllocateResponse) -> Allocated:
-    """A plugin's answer for one container."""
+    """Return a plugin's answer for one container."""
     return Allocated(
         envs=dict(response.envs),
         nodes=tuple(device.host_path for device in response.devices),
@@ -71,7 +71,7 @@ def allocated_of(response: ContainerAllocateResponse) -> Allocated:
 
 
 def by_numa_node(entry: LedgerEntry) -> Mapping[int, list[str]]:
-    """The devices of an entry by NUMA node; a device with two nodes is there twice (DevicesPerNUMA)."""
+    """Return the devices of an entry by NUMA node; a device with two nodes is there twice (DevicesPerNUMA)."""
     by_node: dict[int, list[str]] = {}
     for device in entry.devices:
         for node in entry.numa_nodes[device] or (NODE_WITHOUT_TOPOLOGY,):

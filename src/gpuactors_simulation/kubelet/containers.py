@@ -84,7 +84,7 @@ class TreeTenancy:
             self._tell(uevents)
 
     def pid(self, pod: Pod) -> int | None:
-        """The process of a pod's virtual machine, while it has something open."""
+        """Return the process of a pod's virtual machine, while it has something open."""
         return self._running.get(pod.uid)
 
 

@@ -181,7 +181,7 @@ class DeviceManager:
         self._write_checkpoint()
 
     def expire(self, at: float) -> None:
-        """Removes the devices of plugins that have been away for longer than the grace (GetCapacity)."""
+        """Remove the devices of plugins that have been away for longer than the grace (GetCapacity)."""
         expired = [r for r in self._listed if self._expired(r, at)]
         for resource in expired:
             self._endpoints.pop(resource, None)
@@ -190,7 +190,7 @@ class DeviceManager:
             self._write_checkpoint()
 
     def endpoint(self, resource: str) -> Endpoint | None:
-        """The plugin that kubelet would call for this resource."""
+        """Return the plugin that kubelet would call for this resource."""
         return self._endpoints.get(resource)
 
     def _expired(self, resource: str, at: float) -> bool:
@@ -257,7 +257,7 @@ class DeviceManager:
         return pod
 
     def place(self, at: float) -> Pod | None:
-        """The scheduler's next pod for this node: the oldest one that fits. It counts as allocated from now on.
+        """Return the scheduler's next pod for this node: the oldest one that fits. It counts as allocated from now on.
 
         The pods that do not fit get the reason as their message.
         """
@@ -267,17 +267,17 @@ class DeviceManager:
         return None
 
     def pod(self, name: str) -> Pod | None:
-        """The pod, if it is not deleted."""
+        """Return the pod, if it is not deleted."""
         return self._pods.get(name)
 
     def is_wanted(self, pod: Pod) -> bool:
         """It is neither deleted nor being deleted nor ended, and not another one of the same name."""
-        found = self._pods.get(pod.name)
+        current = self._pods.get(pod.name)
         return (
-            found is not None
-            and found.uid == pod.uid
-            and found.phase not in _ENDED
-            and found.phase is not Phase.TERMINATING
+            current is not None
+            and current.uid == pod.uid
+            and current.phase not in _ENDED
+            and current.phase is not Phase.TERMINATING
         )
 
     def admitted(self, name: str) -> None:
@@ -290,9 +290,9 @@ class DeviceManager:
 
     def noted(self, pod: Pod, why: str) -> None:
         """The pod's end is held up; kubelet will try again. Nothing if it is gone meanwhile."""
-        found = self._pods.get(pod.name)
-        if found is not None and found.uid == pod.uid:
-            self._set(pod.name, found.phase, why)
+        current = self._pods.get(pod.name)
+        if current is not None and current.uid == pod.uid:
+            self._set(pod.name, current.phase, why)
 
     def started(self, name: str) -> None:
         """The pod's container runs."""
@@ -337,7 +337,7 @@ class DeviceManager:
     def _explain_pending(self, pod: Pod, at: float) -> Pod:
         if not self._running:
             return self._set(pod.name, Phase.PENDING, "0/1 nodes are available: kubelet is not running.")
-        short = [r for r, wanted in pod.requests if wanted > self._counts(r, at).free and not pod.bound]
+        short = [r for r, count in pod.requests if count > self._counts(r, at).free and not pod.bound]
         short_of = ", ".join(f"1 Insufficient {resource}" for resource in short)
         return self._set(pod.name, Phase.PENDING, f"0/1 nodes are available: {short_of}." if short else "")
 
@@ -378,15 +378,15 @@ class DeviceManager:
         return Choice(pod, uid, resource, endpoint, self._shuffled(available), size)
 
     def take(self, choice: Choice, preferred: Iterable[str]) -> tuple[str, ...]:
-        """Picks devices: first what the plugin prefers out of what was offered, then any others.
+        """Pick devices: first what the plugin prefers out of what was offered, then any others.
 
         They count as in use until kubelet makes its set of allocated devices anew. Kubelet keeps sets, so their order
         means nothing.
         """
-        wanted = set(preferred)
-        first = [device for device in choice.available if device in wanted]
-        rest = [device for device in choice.available if device not in wanted]
-        taken = (first + rest)[: choice.size]
+        preferred_ids = set(preferred)
+        first = [device for device in choice.available if device in preferred_ids]
+        others = [device for device in choice.available if device not in preferred_ids]
+        taken = (first + others)[: choice.size]
         self._allocated.setdefault(choice.resource, set()).update(taken)
         return self._shuffled(taken)
 
@@ -417,15 +417,15 @@ class DeviceManager:
         self._made_anew()
 
     def holding(self, pod: str, resource: str) -> LedgerEntry | None:
-        """The devices of a resource that a pod has by the ledger."""
-        found = self._pods.get(pod)
-        return None if found is None else self._ledger.get((found.uid, resource))
+        """Return the devices of a resource that a pod has by the ledger."""
+        current = self._pods.get(pod)
+        return None if current is None else self._ledger.get((current.uid, resource))
 
     def _in_use(self, resource: str) -> set[str]:
         return self._allocated.get(resource, set())
 
     def _collect(self) -> None:
-        """Removes the entries of pods that are gone (UpdateAllocatedDevices), once kubelet knows its pods. Where there
+        """Remove the entries of pods that are gone (UpdateAllocatedDevices), once kubelet knows its pods. Where there
         are any, kubelet finds again what it has lost, and forgets the device of an Allocate in flight: that is not in
         the ledger yet (kubernetes pull request 137534)."""
         if self._knows_pods:
@@ -445,15 +445,15 @@ class DeviceManager:
     def lives(self, running: Collection[str]) -> Mapping[str, PodLife]:
         """Each pod that has a cgroup, as the kernel shows it. `running`: the UIDs of those whose container runs, which
         a pod that was deleted by force may outlive."""
-        found = dict.fromkeys(running, PodLife.RUNNING)
+        lives = dict.fromkeys(running, PodLife.RUNNING)
         for pod in self._pods.values():
-            if pod.uid not in self._with_cgroup or pod.uid in found:
+            if pod.uid not in self._with_cgroup or pod.uid in lives:
                 continue
             if pod.uid in self._adopted:
-                found[pod.uid] = PodLife.RUNNING
+                lives[pod.uid] = PodLife.RUNNING
             else:
-                found[pod.uid] = PodLife.STARTING if pod.phase is Phase.STARTING else PodLife.STOPPED
-        return found
+                lives[pod.uid] = PodLife.STARTING if pod.phase is Phase.STARTING else PodLife.STOPPED
+        return lives
 
     @property
     def active(self) -> frozenset[str] | None:
@@ -488,7 +488,7 @@ class DeviceManager:
         self._checkpoint = Checkpoint(dict(self._ledger), healthy)
 
     def listing(self) -> tuple[PodListing, ...]:
-        """The answer of PodResources.List: every active pod on the node that kubelet knows of. One that is being
+        """Return the answer of PodResources.List: every active pod on the node that kubelet knows of. One that is being
         admitted has no device yet."""
         if not self._knows_pods:
             return ()
@@ -500,8 +500,8 @@ class DeviceManager:
     def listing_of(self, name: str, namespace: str) -> PodListing | None:
         """The answer of PodResources.Get for one pod, an active one unless `get_tells_ended`; None if kubelet does not
         know it."""
-        known = self._pods.values() if self._get_tells_ended else self._active().values()
-        on_node = (pod for pod in known if pod.phase is not Phase.PENDING)
+        pods = self._pods.values() if self._get_tells_ended else self._active().values()
+        on_node = (pod for pod in pods if pod.phase is not Phase.PENDING)
         for pod in (*_DAEMON_PODS, *on_node) if self._knows_pods else ():
             if (pod.name, pod.namespace) == (name, namespace):
                 return self._listing(pod)
@@ -576,7 +576,7 @@ def go_quoted(text: str) -> str:
 
 
 def resource_name_problem(name: str) -> str | None:
-    """Why kubelet refuses a resource name in Register, or None (IsExtendedResourceName, IsQualifiedName)."""
+    """Return why kubelet refuses a resource name in Register, or None (IsExtendedResourceName, IsQualifiedName)."""
     prefix, slash, part = name.partition("/")
     if (
         not slash

@@ -155,7 +155,7 @@ class FakeKubelet:
     # --- the process --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Starts kubelet: reads its ledger's file, removes the sockets of its directory, listens, has no device of any
+        """Start kubelet: read its ledger's file, remove the sockets of its directory, listen, have no device of any
         plugin.
 
         Raises `RuntimeError` if it runs, `OSError` if its socket cannot be made.
@@ -348,7 +348,7 @@ class FakeKubelet:
         return pod
 
     async def settled(self, name: str) -> Pod:
-        """Waits until a pod runs, has ended, or has a message. Raises `KeyError` if it is deleted meanwhile."""
+        """Wait until a pod runs, has ended, or has a message. Raises `KeyError` if it is deleted meanwhile."""
         async for view in self._view.subscribe():
             pod = view.pods[name]
             if pod.phase not in _TRANSITIONAL or pod.message:
@@ -422,11 +422,11 @@ class FakeKubelet:
         life = self._life
         if life is None or life.pods is None:
             return
-        wanted = {pod.uid: pod for pod in self._manager.view(trio.current_time()).pods.values()}
+        pods = {pod.uid: pod for pod in self._manager.view(trio.current_time()).pods.values()}
         for pod in self._containers.pods:
-            if pod.uid not in wanted:
+            if pod.uid not in pods:
                 self._containers.kill(pod, self._deaths.get(pod.uid))
-        for pod in wanted.values():
+        for pod in pods.values():
             if pod.phase is Phase.TERMINATING:
                 self._end_container(pod)
             elif pod.phase is Phase.RUNNING and not self._containers.is_running(pod):

@@ -99,7 +99,7 @@ class PluginManager(RegistrationBase):
     # --- Register ---------------------------------------------------------------------------------------------
 
     async def register(self, message: RegisterRequest) -> Empty:
-        """Dials the endpoint and asks for its options before it answers."""
+        """Dial the endpoint and ask for its options before it answers."""
         if message.version != API_VERSION:
             raise GRPCError(
                 Status.UNKNOWN,
@@ -186,11 +186,11 @@ class PluginManager(RegistrationBase):
 
     def _stream_ended(self, resource: str) -> None:
         """Kubelet finds the client by name and disconnects that one (server.go, runClient)."""
-        found = self._clients.pop(resource, None)
-        if found is None:
+        client = self._clients.pop(resource, None)
+        if client is None:
             return
-        if found.stub is not None:
-            found.scope.cancel()
+        if client.stub is not None:
+            client.scope.cancel()
         self._manager.disconnected(resource, trio.current_time())
         self._publish()
         self._nursery.start_soon(self.expire_later)
@@ -274,12 +274,12 @@ class PluginManager(RegistrationBase):
 
 
 def _text(client: _Client, error: GRPCError) -> str:
-    """Why a call failed; grpc-go has a text of its own where kubelet itself has closed the connection."""
+    """Return why a call failed; grpc-go has a text of its own where kubelet itself has closed the connection."""
     return CLOSING if client.scope.cancel_called and error.status is Status.UNAVAILABLE else go_text(error)
 
 
 def go_text(error: GRPCError) -> str:
-    """A failed call in grpc-go's words: `rpc error: code = NotFound desc = …`."""
+    """Return a failed call in grpc-go's words: `rpc error: code = NotFound desc = …`."""
     code = "".join(part.capitalize() for part in error.status.name.split("_"))
     return f"rpc error: code = {code} desc = {error.message or ''}"
 

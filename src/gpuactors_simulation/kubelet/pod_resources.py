@@ -37,7 +37,7 @@ class RateLimit:
         self._at = at
 
     def allows(self, at: float) -> bool:
-        """Whether one more may pass; if so it counts."""
+        """Return whether one more request may pass, and count it if so."""
         self._tokens = min(float(self._burst), self._tokens + (at - self._at) * self._per_s)
         self._at = at
         if self._tokens < 1:
@@ -56,7 +56,7 @@ class PodResourcesService(pb.PodResourcesListerBase):
         self._limit = RateLimit(QUERIES_PER_S, BURST, trio.current_time())
 
     async def list(self, message: pb.ListPodResourcesRequest) -> pb.ListPodResourcesResponse:
-        """Every active pod."""
+        """Return every active pod."""
         self._count()
         return pb.ListPodResourcesResponse(
             pod_resources=[self._pod_resources(listing) for listing in self._manager.listing()]
@@ -75,7 +75,7 @@ class PodResourcesService(pb.PodResourcesListerBase):
     async def get_allocatable_resources(
         self, message: pb.AllocatableResourcesRequest
     ) -> pb.AllocatableResourcesResponse:
-        """The Healthy devices of every resource, allocated or not."""
+        """Return the Healthy devices of every resource, allocated or not."""
         self._count()
         return pb.AllocatableResourcesResponse(
             devices=[

@@ -191,7 +191,7 @@ class PodWorker:
                 return False
 
     def _unresolvable(self, pod: Pod) -> str | None:
-        """Why the container runtime cannot make the container of the pod's CDI ids."""
+        """Return why the container runtime cannot make the container of the pod's CDI ids."""
         try:
             self._cdi_nodes(pod)
         except LookupError as error:
@@ -199,7 +199,7 @@ class PodWorker:
         return None
 
     def _cdi_nodes(self, pod: Pod) -> Sequence[str]:
-        """The device nodes of the pod's claims. Raises `LookupError`."""
+        """Return the device nodes of the pod's claims. Raises `LookupError`."""
         return () if self._claims is None else self._claims.nodes(pod)
 
     async def _pre_start(self, pod: Pod) -> str | None:
@@ -244,11 +244,11 @@ class PodWorker:
             released = await self._claims.worker.release(pod, lambda why: self._manager.noted(pod, why))
             if not released:
                 return
-        found = self._manager.pod(pod.name)
-        if found is None or found.uid != pod.uid:
+        current = self._manager.pod(pod.name)
+        if current is None or current.uid != pod.uid:
             return
-        if found.phase is Phase.TERMINATING:
+        if current.phase is Phase.TERMINATING:
             self._manager.delete(pod.name)
-        elif found.phase is Phase.RUNNING:
+        elif current.phase is Phase.RUNNING:
             self._manager.ended(pod.name, why)
         self._publish()

@@ -77,12 +77,12 @@ class KubeletTransport(Protocol):
         ...
 
     async def dial(self, endpoint: str) -> trio.abc.Stream:
-        """A connection to a plugin's endpoint, named as Register names it. Tries for ever; the caller has a
+        """Return a connection to a plugin's endpoint, named as Register names it. Tries for ever; the caller has a
         deadline."""
         ...
 
     def registry(self) -> Mapping[str, str]:
-        """The sockets in `plugins_registry`: path → identity, another one if the socket was made anew."""
+        """Return the sockets in `plugins_registry`: path → identity, another one if the socket was made anew."""
         ...
 
     def watch_registry(self) -> AbstractContextManager[Changes]:
@@ -90,7 +90,7 @@ class KubeletTransport(Protocol):
         ...
 
     async def dial_plugin(self, path: str) -> trio.abc.Stream:
-        """A connection to a plugin's socket. Raises `OSError` or `SocketError` if no process listens there."""
+        """Return a connection to a plugin's socket. Raises `OSError` or `SocketError` if no process listens there."""
         ...
 
     def read_checkpoint(self) -> Checkpoint | None:
@@ -98,7 +98,7 @@ class KubeletTransport(Protocol):
         ...
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Replaces kubelet's ledger file, whole."""
+        """Replace kubelet's ledger file, whole."""
         ...
 
 
@@ -156,8 +156,8 @@ class UnixTransport:
 
     def registry(self) -> Mapping[str, str]:
         """Implement `KubeletTransport.registry`. Names that begin with a dot are ignored."""
-        found = {str(p): socket_file(str(p)) for p in self.plugins_registry.iterdir() if p.name[0] != "."}
-        return {path: file.identity for path, file in found.items() if file is not None}
+        files = {str(p): socket_file(str(p)) for p in self.plugins_registry.iterdir() if p.name[0] != "."}
+        return {path: file.identity for path, file in files.items() if file is not None}
 
     def watch_registry(self) -> AbstractContextManager[Changes]:
         """Implement `KubeletTransport.watch_registry`."""
@@ -206,13 +206,13 @@ async def _listen_at(path: Path) -> AsyncIterator[trio.abc.Listener[trio.abc.Str
 
 
 def owner_named(process: str) -> Owner:
-    """The owner that a process of a `MemoryTransport` is: `daemon 3` has the PID 3."""
+    """Return the owner that a process of a `MemoryTransport` is: `daemon 3` has the PID 3."""
     number = process.rpartition(" ")[2]
     return Owner(int(number) if number.isdecimal() else None)
 
 
 def plugin_name(path: str) -> str:
-    """The name in a `MemoryTransport` of a path below kubelet's directory, which is `/` there."""
+    """Return the name in a `MemoryTransport` of a path below kubelet's directory, which is `/` there."""
     return path.removeprefix("/")
 
 
@@ -286,13 +286,13 @@ class MemoryTransport:
         return await self.connect(plugin_name(path), KUBELET)
 
     def names(self) -> list[str]:
-        """The names in kubelet's directory."""
-        found = {
+        """Return the names in kubelet's directory."""
+        names = {
             name.partition("/")[0]
             for name in self._listening
             if name != POD_RESOURCES_SOCKET and not _is_plugins(name)
         }
-        return sorted(found | ({CHECKPOINT_FILE} if self.checkpoint is not None else set()))
+        return sorted(names | ({CHECKPOINT_FILE} if self.checkpoint is not None else set()))
 
     def _changed(self, name: str) -> None:
         directory, _, base = name.rpartition("/")
@@ -314,7 +314,7 @@ class MemoryTransport:
         return SocketFile(identity, trio.current_time() - made_at)
 
     def later(self, name: str) -> list[str]:
-        """The sockets in the directory of the one at `name` that were made after it, the newest first."""
+        """Return the sockets in the directory of the one at `name` that were made after it, the newest first."""
         directory, own = name.rpartition("/")[0], self._listening.get(name)
         made = {n: at.number for n, at in self._listening.items() if n.rpartition("/")[0] == directory}
         if own is None:
@@ -322,18 +322,18 @@ class MemoryTransport:
         return sorted((n for n in made if made[n] > own.number), key=lambda n: made[n], reverse=True)
 
     def listens(self, name: str, listener: trio.abc.Listener[trio.abc.Stream]) -> bool:
-        """Whether `listener` is the one that a peer would reach at `name`."""
+        """Return whether `listener` is the one that a peer would reach at `name`."""
         return self._listening.get(name) is listener
 
     def listener_at(self, name: str) -> str | None:
-        """The process that listens at `name`; None if none does."""
+        """Return the process that listens at `name`; None if none does."""
         listener = self._listening.get(name)
         return None if listener is None else listener.owner
 
     # --- what can go wrong ----------------------------------------------------------------------------------
 
     def cut(self, endpoint: str, after_bytes: int = 0) -> int:
-        """Breaks every open connection to an endpoint, as a dying peer would, when so many more bytes have passed;
+        """Break every open connection to an endpoint, as a dying peer would, when so many more bytes have passed;
         returns how many there were."""
         open_now = [c for c in self._open() if c.name == endpoint]
         for connection in open_now:
@@ -373,15 +373,15 @@ class MemoryTransport:
 
     def bind(self, name: str, owner: str, evict: Collection[Owner] = ()) -> MemoryListener:
         """Implement `grpc_trio.bind_unix` for a process that is known by its name; `Owner.pid` is the number in it."""
-        found = self.owner_of(name)
-        if found is not None and found not in evict:
-            raise SocketInUseError(f"{self.listener_at(name)} listens on {name}", pid=found.pid)
+        holder = self.owner_of(name)
+        if holder is not None and holder not in evict:
+            raise SocketInUseError(f"{self.listener_at(name)} listens on {name}", pid=holder.pid)
         return self._listen(name, owner)
 
     def owner_of(self, path: str) -> Owner | None:
         """Implement `grpc_trio.owner_of`."""
-        found = self._listening.get(path)
-        return None if found is None or found.is_closed else owner_named(found.owner)
+        listener = self._listening.get(path)
+        return None if listener is None or listener.is_closed else owner_named(listener.owner)
 
     def _listen(self, name: str, owner: str) -> MemoryListener:
         listener = self._listening[name] = MemoryListener(self, name, owner, next(self._numbers))
@@ -409,7 +409,7 @@ class MemoryTransport:
             await trio.sleep(_DIAL_RETRY_S)
 
     async def try_dial(self, endpoint: str, owner: str) -> trio.abc.Stream | None:
-        """A connection to an endpoint; None if no process listens there."""
+        """Return a connection to an endpoint; None if no process listens there."""
         await trio.lowlevel.checkpoint()
         listener = self._listening.get(endpoint)
         if listener is None or listener.is_closed:  # no such file; or one without a listener any more
@@ -443,7 +443,7 @@ class MemoryTransport:
         self._changed(CHECKPOINT_FILE)
 
     def checkpoint_file(self) -> bytes | None:
-        """The ledger file's content, as a process other than kubelet reads it; None if there is none."""
+        """Return the ledger file's content, as a process other than kubelet reads it; None if there is none."""
         if self.checkpoint is None:
             return None
         content = encode(self.checkpoint).encode()

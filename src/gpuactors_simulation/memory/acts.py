@@ -31,7 +31,7 @@ class MemoryWrites:
         self,
         kernel: FakeKernel,
         *,
-        before: Callable[[str], None] = lambda what: None,
+        before: Callable[[str], None] = lambda write: None,
         on_write: Callable[[str, str], None] = lambda path, text: None,
     ) -> None:
         """`before` is called with each write that is about to be done, and may raise; `on_write` with the path and the
@@ -65,7 +65,7 @@ class MemoryWrites:
                 del self._acts[group]
 
     def do(self, path: str, text: str) -> float:
-        """Returns how long it takes, in seconds; it is done at once. Raises `OSError`, `SleepsError`."""
+        """Do the write at once; return how long it would take, in seconds. Raises `OSError`, `SleepsError`."""
         self._before(f"sysfs {path}")
         self.written.append((path.removeprefix(str(self._kernel.tree.root)), text))
         self._on_write(*self.written[-1])

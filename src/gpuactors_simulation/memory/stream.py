@@ -40,10 +40,10 @@ class Connection:
         self._tap = tap
         self._broken = False
         self._left_bytes: int | None = None
-        there, back = _Direction(f"{name} >"), _Direction(f"{name} <")
-        self._directions: Final = (there, back)
-        self.dialler: Final = MemoryStream(self, incoming=back, outgoing=there)
-        self.listener: Final = MemoryStream(self, incoming=there, outgoing=back)
+        forth, back = _Direction(f"{name} >"), _Direction(f"{name} <")
+        self._directions: Final = (forth, back)
+        self.dialler: Final = MemoryStream(self, incoming=back, outgoing=forth)
+        self.listener: Final = MemoryStream(self, incoming=forth, outgoing=back)
 
     @property
     def is_broken(self) -> bool:
@@ -51,7 +51,7 @@ class Connection:
         return self._broken
 
     def cut(self, after_bytes: int = 0) -> None:
-        """Breaks when so many more bytes have passed, in either direction: the last message may be half."""
+        """Break when so many more bytes have passed, in either direction: the last message may be half."""
         if after_bytes > 0:
             self._left_bytes = after_bytes
             return
@@ -61,7 +61,7 @@ class Connection:
             direction.wake()
 
     def carry(self, direction: _Direction, data: bytes | bytearray | memoryview) -> None:
-        """Raises `trio.BrokenResourceError` as a write to a broken pipe would."""
+        """Raise `trio.BrokenResourceError` as a write to a broken pipe would."""
         if self._broken or direction.ended:
             raise trio.BrokenResourceError(f"{self.name}: the other side is gone")
         passed = bytes(data) if self._left_bytes is None else bytes(data)[: self._left_bytes]

@@ -65,33 +65,33 @@ class DomainLanes:
             lane.ends(at)
 
     def all(self) -> Iterator[Lane]:
-        """Every lane, in the order in which they are shown."""
+        """Yield every lane, in the order in which they are shown."""
         if self.label is not None:
             yield self.label
         yield from self.domains.values()
         yield from (self.devices[device] for device in sorted(self.devices, key=order))
 
     def _domains(self, state: NodeState, at: float) -> None:
-        now = {found.uid: found for found in domain_reports(state.domains)}
-        for uid, found in now.items():
+        reports = {report.uid: report for report in domain_reports(state.domains)}
+        for uid, report in reports.items():
             lane = self.domains.setdefault(uid, Lane(uid, f"ComputeDomain {uid}"))
-            lane.name = str(found)  # known when it has been read
-            lane.is_now(at, KINDS[found.status], domain_words(found))
+            lane.name = str(report)  # known when it has been read
+            lane.is_now(at, KINDS[report.status], domain_words(report))
         for uid, lane in self.domains.items():
-            if uid not in now:
+            if uid not in reports:
                 lane.ends(at)
 
     def _devices(self, state: NodeState, at: float) -> None:
         """A device that no claim has had has no lane: a node may offer thousands of channels."""
-        now, offer = devices_of_claims(state), state.domains.offered.offer
+        claimed, offer = devices_of_claims(state), state.domains.offered.offer
         offered = {device.name for device in offer.devices} if offer is not None else set()
-        for device, entry in now.items():
+        for device, entry in claimed.items():
             lane = self.devices.setdefault(device, Lane(str(device)))
             lane.is_now(at, "claimed", claim_words(entry))
         for device, lane in self.devices.items():
             if str(device) not in offered:
                 lane.ends(at)
-            elif device not in now:
+            elif device not in claimed:
                 lane.is_now(at, "free", "offered to claims")
 
 
@@ -101,7 +101,7 @@ def order(device: DomainDevice) -> tuple[str, int]:
 
 
 def devices_of_claims(state: NodeState) -> dict[DomainDevice, ClaimRecord]:
-    """The claim that has a device of a compute domain for itself."""
+    """Return the claim that has a device of a compute domain for itself."""
     owning = (entry for entry in state.domains.claims.entries.values() if entry.state in OWNING)
     return {
         device: entry

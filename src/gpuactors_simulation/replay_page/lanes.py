@@ -88,7 +88,7 @@ class Lanes:
             lane.ends(at)
 
     def all(self) -> Iterator[Lane]:
-        """Every lane."""
+        """Yield every lane."""
         yield from self.daemons
         yield self.kubelet
         yield from self.resources.values()
@@ -125,7 +125,7 @@ class Lanes:
 
 
 def statuses(state: NodeState) -> Iterator[tuple[DeviceKey, ResourceName, str, str]]:
-    """Each device that is there or listed, or that a claim has, with its resource, the kind of its band, and the
+    """Yield each device that is there or listed, or that a claim has, with its resource, the kind of its band, and the
     reason."""
     listed = {
         a.key: (resource, a)
@@ -152,13 +152,13 @@ def statuses(state: NodeState) -> Iterator[tuple[DeviceKey, ResourceName, str, s
 
 
 def _claims(state: NodeState) -> dict[DeviceKey, ClaimRecord]:
-    """The claim that has a device for itself."""
+    """Return the claim that has a device for itself."""
     owning = (entry for entry in state.gpus.claims.entries.values() if entry.state in OWNING)
     return {gpu.key: entry for entry in owning for gpu in gpus_of(entry).gpus}
 
 
 def _offered(state: NodeState) -> frozenset[DeviceKey]:
-    """The devices that may be given to a claim now."""
+    """Return the devices that may be given to a claim now."""
     return frozenset(key for key, device in state.offered.devices.items() if device.blocked is None)
 
 

@@ -169,14 +169,14 @@ class Page:
         self._differs(at, played.differences)
         self._calls(played, at)
         for resource in played.state.published.plugins:
-            old = (
+            old_list = (
                 played.before.published.device_lists[resource]
                 if resource in played.before.published.plugins
                 else None
             )
-            new = played.state.published.device_lists[resource]
-            if old != new:
-                self._device_list(resource, old or (), new, at)
+            new_list = played.state.published.device_lists[resource]
+            if old_list != new_list:
+                self._device_list(resource, old_list or (), new_list, at)
 
     def _calls(self, played: Played, at: float) -> None:
         match played.event:
@@ -300,7 +300,7 @@ class Page:
             yield '<i class="swatch k-gap"></i>missing in the journal'
 
     def _headline(self) -> tuple[str, bool]:
-        """The GPUs at the end as a sentence, and whether an operator must act on one."""
+        """Return the GPUs at the end as a sentence, and whether an operator must act on one."""
         shown = [
             lane.bands[-1].kind
             for lane in self.lanes.devices.values()
@@ -323,7 +323,7 @@ class Page:
         ), True
 
     def html(self, tally: Tally) -> str:
-        """The whole page."""
+        """Return the whole page."""
         self.lanes.ends(self._run_last)
         self._narrow()
         began = self._began or 0.0
@@ -431,19 +431,19 @@ class Page:
 
 
 def _claim_mark(at: float, call: ClaimCall, entry: ClaimRecord, answer: effects.Answer) -> Mark:
-    """An answer to a call about a claim."""
-    what = "NodePrepareResources" if call.prepares else "NodeUnprepareResources"
+    """Return an answer to a call about a claim."""
+    method = "NodePrepareResources" if call.prepares else "NodeUnprepareResources"
     match answer:
         case effects.Refused(status, reason):
-            return Mark(at, "refused", f"{what} of claim {entry.name} refused, {status}: {reason}")
+            return Mark(at, "refused", f"{method} of claim {entry.name} refused, {status}: {reason}")
         case effects.Elsewhere():
-            return Mark(at, "granted", f"{what} of claim {entry.name} passed on to the successor")
+            return Mark(at, "granted", f"{method} of claim {entry.name} passed on to the successor")
         case _:
-            return Mark(at, "granted", f"{what} of claim {entry.name} done")
+            return Mark(at, "granted", f"{method} of claim {entry.name} done")
 
 
 def _kind(played: Played) -> str:
-    """How an event's tick is coloured: by the worst that came of it."""
+    """Return how an event's tick is coloured: by the worst that came of it."""
     if played.failure:
         return "bug"
     levels = {effect.level for effect in played.effects if isinstance(effect, effects.Log)}

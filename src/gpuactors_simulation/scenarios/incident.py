@@ -246,12 +246,12 @@ async def _restart_both(world: World) -> None:
     await world.kubelet.start()
 
 
-def _hand_on(gone: str, waiting: str) -> Act:
+def _hand_on(ended_pod: str, waiting: str) -> Act:
     """The next pod gets the GPU while the old machine lives, and the daemon has polled its group several times."""
 
     async def act(world: World) -> None:
-        await world.until_in_ledger(gone)
-        world.force_delete_pod(gone)
+        await world.until_in_ledger(ended_pod)
+        world.force_delete_pod(ended_pod)
         await world.until(lambda view: view.pods[waiting].phase is Phase.STARTING, f"{waiting} has its GPU")
         await world.until_polled(3)
 

@@ -71,10 +71,10 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
     )
 
 
-def _there_and_back(wanted: str, candidates: tuple[str, ...]) -> Callable[[World], Awaitable[None]]:
+def _there_and_back(gpu: str, candidates: tuple[str, ...]) -> Callable[[World], Awaitable[None]]:
     async def act(world: World) -> None:
         used = {row.id for row in world.kubelet.view.devices if row.pod is not None}
-        free = wanted if wanted not in used else next(a for a in candidates if a not in used)
+        free = gpu if gpu not in used else next(a for a in candidates if a not in used)
         await world.bind(free, HOST_DRIVER)
         await world.bind(free, VFIO)
 

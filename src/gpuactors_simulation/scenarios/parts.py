@@ -36,7 +36,7 @@ _FIRST_GROUP: Final = 47
 
 
 def h100s(count: int, driver: str | None) -> tuple[PciSpec, ...]:
-    """The first `count` of eight H100s, each in an IOMMU group of its own."""
+    """Return the first `count` of eight H100s, each in an IOMMU group of its own."""
     return tuple(
         PciSpec(address, "10de", "2330", "030200", _FIRST_GROUP + n, numa, root, driver)
         for n, (address, root, numa) in enumerate(_H100_SLOTS[:count])
@@ -44,12 +44,12 @@ def h100s(count: int, driver: str | None) -> tuple[PciSpec, ...]:
 
 
 def gpu(address: str, device: str, group: int, driver: str | None, *, numa_node: int = 0) -> PciSpec:
-    """A GPU in a slot of its own."""
+    """Return a GPU in a slot of its own."""
     return PciSpec(address, "10de", device, "030200", group, numa_node, "pci0000:60", driver)
 
 
 def with_audio(*gpus: PciSpec) -> tuple[PciSpec, ...]:
-    """The GPUs, each with an audio function in its slot and IOMMU group."""
+    """Return the GPUs, each with an audio function in its slot and IOMMU group."""
     return tuple(function for gpu in gpus for function in (gpu, _audio_of(gpu)))
 
 
@@ -102,7 +102,7 @@ def plug(*specs: PciSpec) -> Act:
 
 
 def end_pod(name: str) -> Act:
-    """A pod ends."""
+    """Return the act that ends a pod."""
 
     async def act(world: World) -> None:
         if world.kubelet.view.pods[name].phase is Phase.RUNNING:
@@ -113,7 +113,7 @@ def end_pod(name: str) -> Act:
 
 
 def force_delete(name: str) -> Act:
-    """A pod is deleted by force; its virtual machine lives on."""
+    """Return the act that deletes a pod by force; its virtual machine lives on."""
 
     async def act(world: World) -> None:
         await world.until_in_ledger(name)
@@ -133,7 +133,7 @@ def start_claimed(pod: str, gpu: str) -> Act:
 
 
 def end_claimed(pod: str) -> Act:
-    """A pod is deleted; its claim goes when it is gone."""
+    """Return the act that deletes a pod, and its claim when the pod is gone."""
 
     async def act(world: World) -> None:
         world.end_pod(pod)
@@ -144,7 +144,7 @@ def end_claimed(pod: str) -> Act:
 
 
 def end_process(pod: str) -> Act:
-    """The virtual machine of a pod ends, whether the pod is still there or not."""
+    """Return the act that ends the virtual machine of a pod, whether the pod is still there or not."""
 
     async def act(world: World) -> None:
         world.end_process(pod)
@@ -153,7 +153,7 @@ def end_process(pod: str) -> Act:
 
 
 def take_free(resource: str, pid: int, command: str, *, device: bool = True) -> Act:
-    """An external process opens a GPU that is free, or only its group."""
+    """Return the act by which an external process opens a free GPU, or only its group."""
 
     async def act(world: World) -> None:
         world.take(await world.until_free(resource), pid, command, device=device)
@@ -162,7 +162,7 @@ def take_free(resource: str, pid: int, command: str, *, device: bool = True) -> 
 
 
 def release(pid: int) -> Act:
-    """A process closes every GPU that it has open, and lives on."""
+    """Return the act by which a process closes every GPU that it has open, and lives on."""
 
     async def act(world: World) -> None:
         for address in [address for address, holder in world.holders().items() if holder == pid]:
@@ -172,7 +172,7 @@ def release(pid: int) -> Act:
 
 
 def kill(pid: int) -> Act:
-    """A process is killed with all that it has open."""
+    """Return the act that kills a process with all that it has open."""
 
     async def act(world: World) -> None:
         await world.kill(pid)

@@ -34,13 +34,13 @@ original driver of each PCI address in this boot, on disk before anything is wri
 
 
 def _steps(rng: random.Random) -> tuple[Step, ...]:
-    one, two = h100s(2, None)
-    prebound, other = rng.sample([one, two], 2)
-    (bound, its_audio), rest = (
+    first, second = h100s(2, None)
+    prebound, other = rng.sample([first, second], 2)
+    (bound, its_audio), other_functions = (
         with_audio(replace(prebound, driver=VFIO)),
         with_audio(replace(other, driver=HOST_DRIVER)),
     )
-    functions = (bound, replace(its_audio, driver=VFIO), *rest)
+    functions = (bound, replace(its_audio, driver=VFIO), *other_functions)
     stays = OnDriver(prebound.address, VFIO, VFIO)
     bound_now, returned = (
         OnDriver(other.address, VFIO, VFIO),

@@ -23,7 +23,7 @@ _HEALED_S: Final = (
 
 
 def _steps(rng: random.Random) -> tuple[Step, ...]:
-    theirs = [str(rng.randrange(10, 99)), "100"]
+    other_ids = [str(rng.randrange(10, 99)), "100"]
     return (
         Step(
             "The node starts with four H100s",
@@ -35,7 +35,7 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
             "Another plugin registers the same resource",
             "It lists two devices under IOMMU group numbers, as NVIDIA's sandbox plugin does. The daemon reports it "
             "in log, explain and inspect, and takes the resource back.",
-            _taken(theirs),
+            _taken(other_ids),
             (Counts(H100, 4, 4, 0),),
             _HEALED_S,
         ),
@@ -48,14 +48,14 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
         Step(
             "Another plugin registers the same resource, and leaves",
             "Kubelet takes every device for Unhealthy, and the daemon's stream is open all the time.",
-            _taken_and_left(theirs),
+            _taken_and_left(other_ids),
             (Counts(H100, 4, 4, 1), Runs("vm-1")),
             _HEALED_S,
         ),
         Step(
             "The other plugin is there before the daemon, and sends another list",
             "Each list replaces the one before, whichever plugin came first.",
-            _there_first(theirs),
+            _there_first(other_ids),
             (Counts(H100, 4, 4, 1), Runs("vm-1")),
             _HEALED_S,
         ),
@@ -68,29 +68,29 @@ def _steps(rng: random.Random) -> tuple[Step, ...]:
     )
 
 
-def _taken(theirs: list[str]) -> Act:
+def _taken(other_ids: list[str]) -> Act:
     async def act(world: World) -> None:
-        await world.start_other_plugin(H100, theirs)
+        await world.start_other_plugin(H100, other_ids)
 
     return act
 
 
-def _taken_and_left(theirs: list[str]) -> Act:
+def _taken_and_left(other_ids: list[str]) -> Act:
     async def act(world: World) -> None:
-        other = await world.start_other_plugin(H100, theirs)
-        other.leave()
+        plugin = await world.start_other_plugin(H100, other_ids)
+        plugin.leave()
         await world.until(lambda view: H100 not in view.connected, "kubelet has lost the other plugin")
 
     return act
 
 
-def _there_first(theirs: list[str]) -> Act:
+def _there_first(other_ids: list[str]) -> Act:
     async def act(world: World) -> None:
         await world.stop_daemon()
-        other = await world.start_other_plugin(H100, theirs)
+        plugin = await world.start_other_plugin(H100, other_ids)
         await world.start_daemon()
         await world.until(lambda view: view.resources[H100].capacity == 4, "the daemon has registered")
-        other.list([*theirs, "101"])
+        plugin.list([*other_ids, "101"])
         await world.until(lambda view: view.resources[H100].capacity == 3, "kubelet has the other list")
 
     return act

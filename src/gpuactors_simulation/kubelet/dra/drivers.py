@@ -119,7 +119,7 @@ class DriverManager:
         publish: Callable[[], None],
         rng: random.Random,
         surroundings: Surroundings,
-        there: Callable[[], bool],
+        is_reachable: Callable[[], bool],
         calls: list[DraCall],
     ) -> None:
         self._transport = transport
@@ -128,7 +128,7 @@ class DriverManager:
         self._rng = rng
         self._surroundings = surroundings
         self._release = surroundings.release
-        self._there = there
+        self._is_reachable = is_reachable
         self._calls = calls
         self._sockets: dict[str, _Socket] = {}
         self._instances: list[_Instance] = []
@@ -152,7 +152,7 @@ class DriverManager:
     # --- the registry -----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Registers what is in `plugins_registry`, for ever."""
+        """Register what is in `plugins_registry`, for ever."""
         self._nursery.start_soon(self._wipe, None)
         bounds = START_AFTER_S
         with self._transport.watch_registry() as changes:
@@ -164,16 +164,16 @@ class DriverManager:
                 await changes.wait()
 
     def _reconcile(self) -> None:
-        found = self._transport.registry()
+        identities = self._transport.registry()
         for path, socket in list(self._sockets.items()):
-            if found.get(path) != socket.identity:
+            if identities.get(path) != socket.identity:
                 del self._sockets[path]
                 self._leave(socket)
                 socket.scope.cancel()
-        new = sorted(found.keys() - self._sockets.keys())
-        self._rng.shuffle(new)  # after a start the order is that of a map
-        for path in new:
-            socket = self._sockets[path] = _Socket(found[path])
+        added = sorted(identities.keys() - self._sockets.keys())
+        self._rng.shuffle(added)  # after a start the order is that of a map
+        for path in added:
+            socket = self._sockets[path] = _Socket(identities[path])
             self._nursery.start_soon(self._attend, path, socket)
 
     async def _attend(self, path: str, socket: _Socket) -> None:
@@ -189,7 +189,7 @@ class DriverManager:
                 await trio.sleep(next(waits))
 
     async def _register(self, path: str, socket: _Socket) -> None:
-        """Registers the plugin and stays with it. Raises where it fails."""
+        """Register the plugin and stay with it. Raises if that fails."""
         failure: Exception | None = None
         try:
             async with trio.open_nursery() as nursery:
@@ -204,7 +204,7 @@ class DriverManager:
             raise failure
 
     async def _introduce(self, path: str, socket: _Socket, nursery: trio.Nursery) -> None:
-        """Asks the plugin, connects to it, and tells it that it is registered, or why not. Raises as `_register`."""
+        """Ask the plugin, connect to it, and tell it that it is registered, or why not. Raises as `_register`."""
         async with self._dialled(path) as channel:
             stub = registration.RegistrationStub(channel)
             info = await stub.get_info(registration.InfoRequest(), timeout=GET_INFO_DEADLINE_S)
@@ -234,7 +234,7 @@ class DriverManager:
             self._sync(socket.instance.driver)
 
     def _problem(self, info: registration.PluginInfo, path: str, endpoint: str) -> str | None:
-        """Why kubelet does not take the plugin."""
+        """Return why kubelet does not take the plugin."""
         if info.type != PLUGIN_TYPE:
             return f"no handler registered for plugin type: {info.type} at socket {path}"
         if not set(self._release.versions).intersection(info.supported_versions):
@@ -284,7 +284,7 @@ class DriverManager:
             await trio.sleep(next(waits))
 
     def _sync(self, driver: str) -> None:
-        """Begins or ends the time to the deletion of a driver's slices."""
+        """Begin or end the time to the deletion of a driver's slices."""
         connected = any(i.driver == driver and i.channel is not None for i in self._instances)
         if connected:
             if (scope := self._wipes.pop(driver, None)) is not None:
@@ -302,7 +302,7 @@ class DriverManager:
 
     async def _wipe(self, driver: str | None) -> None:
         for wait_s in _repeating(WIPE_AGAIN_S):
-            if self._there():
+            if self._is_reachable():
                 try:
                     self._surroundings.wipe(driver)
                     return
@@ -349,15 +349,15 @@ class DriverManager:
     # --- calls ------------------------------------------------------------------------------------------------
 
     def check(self, driver: str) -> None:
-        """Raises `ClaimError` where no plugin of that driver is registered."""
+        """Raise `ClaimError` where no plugin of that driver is registered."""
         self._of(driver)
 
     def _of(self, driver: str) -> _Instance:
-        """The last registered one that is connected, else the last registered one."""
-        found = [instance for instance in self._instances if instance.driver == driver]
-        if not found:
+        """Return the last registered one that is connected, else the last registered one."""
+        instances = [instance for instance in self._instances if instance.driver == driver]
+        if not instances:
             raise ClaimError(f"DRA driver {driver} is not registered")
-        return next((i for i in reversed(found) if i.channel is not None), found[-1])
+        return next((i for i in reversed(instances) if i.channel is not None), instances[-1])
 
     async def prepare(self, driver: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Answer]:
         """The answers by UID, in no order. Raises `ClaimError`."""

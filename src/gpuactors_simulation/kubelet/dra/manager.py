@@ -46,7 +46,7 @@ class ClaimManager:
         return tuple(self._claims.values())
 
     def of_pod(self, pod: str) -> tuple[ClaimInfo, ...]:
-        """The claims that a pod uses, by its UID."""
+        """Return the claims that a pod uses, by its UID."""
         return tuple(info for info in self._claims.values() if pod in info.pods)
 
     # --- prepare ----------------------------------------------------------------------------------------------
@@ -64,36 +64,36 @@ class ClaimManager:
         return tuple(unprepared)
 
     def _use(self, pod: str, claim: ClaimObject) -> ClaimInfo:
-        found = self._claims.get((claim.namespace, claim.name))
-        if found is not None and found.uid != claim.uid:
+        info = self._claims.get((claim.namespace, claim.name))
+        if info is not None and info.uid != claim.uid:
             raise ClaimError(
-                f"old ResourceClaim with same name {claim.name} and different UID {found.uid} still exists "
+                f"old ResourceClaim with same name {claim.name} and different UID {info.uid} still exists "
                 "(previous pod force-deleted?!)"
             )
-        if found is not None and found.unpreparing and not self._unpatched:
+        if info is not None and info.unpreparing and not self._unpatched:
             raise ClaimError(f"ResourceClaim {claim.name} is being unprepared")
-        if found is None:
-            found = ClaimInfo(claim.namespace, claim.name, claim.uid, claim.drivers)
-        if pod not in found.pods:
-            found = replace(found, pods=(*found.pods, pod))
-        self._claims[found.key] = found
-        return found
+        if info is None:
+            info = ClaimInfo(claim.namespace, claim.name, claim.uid, claim.drivers)
+        if pod not in info.pods:
+            info = replace(info, pods=(*info.pods, pod))
+        self._claims[info.key] = info
+        return info
 
     def answered(self, claim: ClaimInfo, driver: str, devices: Iterable[ClaimDevice]) -> None:
         """A driver has answered with these devices. Raises `ClaimError` if the claim is gone meanwhile."""
-        found = self._same(claim)
-        if found is None:
+        info = self._same(claim)
+        if info is None:
             raise ClaimError(f"internal error: unable to get claim info for ResourceClaim {claim.name}")
-        kept = found.devices if self._unpatched else tuple(d for d in found.devices if d.driver != driver)
-        self._claims[found.key] = replace(found, devices=(*kept, *devices))
+        kept = info.devices if self._unpatched else tuple(d for d in info.devices if d.driver != driver)
+        self._claims[info.key] = replace(info, devices=(*kept, *devices))
 
     def prepared(self, claims: Iterable[ClaimInfo]) -> None:
         """Every driver has answered for all of a pod's claims. Raises as `answered`."""
         for claim in claims:
-            found = self._same(claim)
-            if found is None:
+            info = self._same(claim)
+            if info is None:
                 raise ClaimError(f"internal error: unable to get claim info for ResourceClaim {claim.name}")
-            self._claims[found.key] = replace(found, prepared=True)
+            self._claims[info.key] = replace(info, prepared=True)
 
     # --- unprepare --------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class ClaimManager:
             if claim is None or (pod not in claim.pods and not self._unpatched):
                 continue
             if len(claim.pods) > 1:
-                pods = tuple(other for other in claim.pods if other != pod)
+                pods = tuple(user for user in claim.pods if user != pod)
                 self._claims[key] = replace(claim, pods=pods)
             else:
                 self._claims[key] = replace(claim, unpreparing=True)
@@ -120,11 +120,11 @@ class ClaimManager:
                 del self._claims[claim.key]
 
     def without(self, active: Collection[str]) -> tuple[str, ...]:
-        """The UIDs of pods that use a claim and are not active."""
+        """Return the UIDs of pods that use a claim and are not active."""
         return tuple(
             dict.fromkeys(pod for info in self._claims.values() for pod in info.pods if pod not in active)
         )
 
     def _same(self, claim: ClaimInfo) -> ClaimInfo | None:
-        found = self._claims.get(claim.key)
-        return found if found is not None and found.uid == claim.uid else None
+        info = self._claims.get(claim.key)
+        return info if info is not None and info.uid == claim.uid else None

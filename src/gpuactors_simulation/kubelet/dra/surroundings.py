@@ -32,8 +32,8 @@ def surroundings_of(
     def claim(namespace: str, name: str) -> ClaimObject | None:
         if api.away:
             raise ApiAwayError
-        found = api.store.find(CLAIMS, namespace, name)
-        return None if found is None else _claim(found)
+        stored = api.store.find(CLAIMS, namespace, name)
+        return None if stored is None else _claim(stored)
 
     def wipe(driver: str | None) -> None:
         if api.away:
@@ -45,16 +45,16 @@ def surroundings_of(
     return Surroundings(claim, wipe, nodes_of(cdi_files), release)
 
 
-def _claim(found: Mapping[str, Any]) -> ClaimObject:
-    metadata = found["metadata"]
-    allocation = found.get("status", {}).get("allocation") or {}
+def _claim(stored: Mapping[str, Any]) -> ClaimObject:
+    metadata = stored["metadata"]
+    allocation = stored.get("status", {}).get("allocation") or {}
     results = allocation.get("devices", {}).get("results", ())
     drivers = dict.fromkeys(result["driver"] for result in results)
     return ClaimObject(metadata["namespace"], metadata["name"], metadata["uid"], tuple(drivers))
 
 
 def nodes_of(cdi_files: CdiFiles) -> Callable[[Sequence[str]], Sequence[str]]:
-    """The device nodes of the host that a container with these CDI ids gets, each once.
+    """Return the device nodes of the host that a container with these CDI ids gets, each once.
 
     A file that is no CDI file is skipped, as the runtime skips it (container-device-interface, `pkg/cdi/cache.go`,
     `refresh`). Raises `LookupError` for an id that no file has, as the runtime fails the container then.
@@ -80,13 +80,13 @@ def nodes_of(cdi_files: CdiFiles) -> Callable[[Sequence[str]], Sequence[str]]:
 
 
 def _edits_by_id(content: bytes) -> dict[str, list[Any]]:
-    """The edits of each device of a CDI file, by its id; empty if this is no CDI file."""
+    """Return the edits of each device of a CDI file, by its id; empty if this is no CDI file."""
     edits: dict[str, list[Any]] = {}
     try:
         file = json.loads(content)
         for device in file.get("devices", ()):
-            found = [file.get("containerEdits"), device.get("containerEdits")]
-            edits[f"{file['kind']}={device['name']}"] = [edit for edit in found if edit]
+            container_edits = [file.get("containerEdits"), device.get("containerEdits")]
+            edits[f"{file['kind']}={device['name']}"] = [edit for edit in container_edits if edit]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
     return edits

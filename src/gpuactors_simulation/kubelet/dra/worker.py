@@ -47,7 +47,7 @@ class ClaimWorker:
         surroundings: Surroundings,
         rng: random.Random,
         publish: Callable[[], None],
-        there: Callable[[], bool],
+        is_reachable: Callable[[], bool],
         active: Callable[[], Collection[str] | None],
     ) -> None:
         self._claims = claims
@@ -55,7 +55,7 @@ class ClaimWorker:
         self._surroundings = surroundings
         self._rng = rng
         self._publish = publish
-        self._there = there
+        self._is_reachable = is_reachable
         self._active = active
         self._met: set[str] = set()
         """The pods that this kubelet has met: it has a worker for each."""
@@ -92,12 +92,12 @@ class ClaimWorker:
         return problem
 
     def prepare_again_s(self) -> float:
-        """How long a pod worker waits after a failed prepare."""
+        """Return how long a pod worker waits after a failed prepare."""
         return self._rng.uniform(*PREPARE_AGAIN_S)
 
     async def _prepare(self, pod: Pod) -> None:
         objects = [self._object(pod, name) for name in pod.uses]
-        for driver in sorted({driver for found in objects for driver in found.drivers}):
+        for driver in sorted({driver for claim in objects for driver in claim.drivers}):
             self._drivers.check(driver)  # also of a claim that is prepared already
         unprepared = self._claims.use(pod.uid, objects)
         self._publish()
@@ -110,18 +110,18 @@ class ClaimWorker:
 
     def _object(self, pod: Pod, name: str) -> ClaimObject:
         try:
-            found = self._surroundings.claim(pod.namespace, name) if self._there() else None
-            away = not self._there()
+            claim = self._surroundings.claim(pod.namespace, name) if self._is_reachable() else None
+            away = not self._is_reachable()
         except ApiAwayError:
-            found, away = None, True
-        if found is None:
+            claim, away = None, True
+        if claim is None:
             why = "connection refused" if away else f'resourceclaims.resource.k8s.io "{name}" not found'
             raise ClaimError(f"fetch ResourceClaim {name}: {why}")
-        if not found.drivers:  # nor is it reserved for the pod, which kubelet looks at first
+        if not claim.drivers:  # nor is it reserved for the pod, which kubelet looks at first
             raise ClaimError(
-                f"pod {pod.name} ({pod.uid}) is not allowed to use ResourceClaim {name} ({found.uid})"
+                f"pod {pod.name} ({pod.uid}) is not allowed to use ResourceClaim {name} ({claim.uid})"
             )
-        return found
+        return claim
 
     # --- unprepare --------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class ClaimWorker:
     # --- both -------------------------------------------------------------------------------------------------
 
     def _batches(self, claims: Sequence[ClaimInfo]) -> dict[str, list[ClaimInfo]]:
-        """The claims of each driver, in no order of drivers."""
+        """Return the claims of each driver, in no order of drivers."""
         drivers = sorted({driver for claim in claims for driver in claim.drivers})
         self._rng.shuffle(drivers)
         return {driver: [claim for claim in claims if driver in claim.drivers] for driver in drivers}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 import trio
@@ -27,7 +27,7 @@ from gpuactors.core.reports.snapshot import InspectionsWanted, PollTarget, PollW
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
 from gpuactors.host.reader import INSPECTION_CONCURRENCY
 from gpuactors.ports.errors import HostError
-from gpuactors.ports.node import Observation
+from gpuactors.ports.node import InspectionResults, Observation
 
 STUCK, FINE = PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0")
 TARGETS = (PollTarget(2, (FINE,), may_open=False),)
@@ -91,7 +91,7 @@ class HalfStuck:
         addresses: Sequence[PciAddress],
         given: Collection[PciAddress] = (),
         beside: Observation | None = None,
-    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+    ) -> InspectionResults:
         await trio.lowlevel.checkpoint()
         if beside is not None and STUCK not in addresses:
             beside.run()
@@ -110,7 +110,7 @@ class Counting(HalfStuck):
         addresses: Sequence[PciAddress],
         given: Collection[PciAddress] = (),
         beside: Observation | None = None,
-    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+    ) -> InspectionResults:
         self.batches.append(tuple(addresses))
         await self.go.wait()
         return {address: HostError("torn") if address == STUCK else () for address in addresses}
@@ -141,7 +141,7 @@ class ManyStuck(HalfStuck):
         addresses: Sequence[PciAddress],
         given: Collection[PciAddress] = (),
         beside: Observation | None = None,
-    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+    ) -> InspectionResults:
         await trio.lowlevel.checkpoint()
         return {}
 
@@ -360,7 +360,7 @@ class Together(HalfStuck):
         addresses: Sequence[PciAddress],
         given: Collection[PciAddress] = (),
         beside: Observation | None = None,
-    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+    ) -> InspectionResults:
         self.together.append(len(addresses))
         return await super().inspect_all(addresses, given, beside)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,8 +16,7 @@ from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
 from gpuactors.daemon.app import RESTART_MAX_FAILURES, Daemon, Outside, run_daemon
 from gpuactors.kubelet.kubelet import UnixKubelet
-from gpuactors.ports.errors import HostError
-from gpuactors.ports.node import LedgerContents, LedgerQuestion, Observation, UeventSource
+from gpuactors.ports.node import InspectionResults, LedgerContents, LedgerQuestion, Observation, UeventSource
 from tests.core.builders import SETTINGS
 
 PATIENCE_S = 1000.0
@@ -41,7 +40,7 @@ class EmptyHost:
         addresses: Sequence[PciAddress],
         given: Collection[PciAddress] = (),
         beside: Observation | None = None,
-    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+    ) -> InspectionResults:
         await trio.lowlevel.checkpoint()
         return dict.fromkeys(addresses, ())
 

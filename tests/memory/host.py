@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import final
 
@@ -20,7 +20,7 @@ from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
 from gpuactors.host.uevents import hint_of, parse_datagram
 from gpuactors.ports.errors import HostError, HostShortError, UeventsOverflowError
-from gpuactors.ports.node import Hint, Observation, UeventSource
+from gpuactors.ports.node import Hint, InspectionResults, Observation, UeventSource
 from gpuactors_simulation.host.uevents import Uevent
 from tests.memory.faults import SLOW_S, Fault, Faults
 from tests.support.inline_host import InlineReader, InlineUse
@@ -116,7 +116,7 @@ class FaultyReader:
         addresses: Sequence[PciAddress],
         given: Collection[PciAddress] = (),
         beside: Observation | None = None,
-    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+    ) -> InspectionResults:
         """Implement `ports.node.HostReader.inspect_all`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()

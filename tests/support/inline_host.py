@@ -5,7 +5,7 @@ They use the daemon's own readers of files; a read never hangs there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import final
 
 import trio
@@ -19,8 +19,7 @@ from gpuactors.host.reader import _Batch
 from gpuactors.host.root import GPU_FEATURES, HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import Holders, OpenNode, _Observation, open_and_close
-from gpuactors.ports.errors import HostError
-from gpuactors.ports.node import Observation
+from gpuactors.ports.node import InspectionResults, Observation
 
 
 @final
@@ -47,7 +46,7 @@ class InlineReader:
         addresses: Sequence[PciAddress],
         allocated: Collection[PciAddress] = (),
         poll: Observation | None = None,
-    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+    ) -> InspectionResults:
         """Implement `ports.node.HostReader.inspect_all`."""
         await trio.lowlevel.checkpoint()
         batch = _Batch(list(addresses), poll)

@@ -31,9 +31,9 @@ from gpuactors.core.events.host import (
     SomeGroupsObserved,
 )
 from gpuactors.core.reports.snapshot import InspectionsWanted, PollWanted
-from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
+from gpuactors.core.values.model import GroupUse, PciAddress
 from gpuactors.ports.errors import HostError, HostShortError
-from gpuactors.ports.node import HostReader, Observation, UseReader
+from gpuactors.ports.node import HostReader, InspectionResults, Observation, UseReader
 
 INSPECTION_BATCH: Final = 64
 """Limit on the functions that are inspected one after the other in one thread; the others follow in the next. Takes
@@ -169,7 +169,7 @@ async def _together(
     allocated: frozenset[PciAddress],
     host: HostReader,
     poll: Observation | None,
-) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+) -> InspectionResults:
     try:
         with raises_only(HostError, "sysfs_inspector"):
             return await host.inspect_all(addresses, allocated, poll)
@@ -177,9 +177,7 @@ async def _together(
         return dict.fromkeys(addresses, exc)
 
 
-def _events(
-    numbers: Mapping[PciAddress, int], results: Mapping[PciAddress, tuple[PciFunction, ...] | HostError]
-) -> list[Event]:
+def _events(numbers: Mapping[PciAddress, int], results: InspectionResults) -> list[Event]:
     events = list[Event]()
     inspected = list[FunctionInspected]()
     for address, result in results.items():

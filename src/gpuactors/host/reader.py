@@ -5,7 +5,7 @@ Must not decide anything: the sysfs reader selects functions, the core decides t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final, final
 
 import trio
@@ -20,7 +20,7 @@ from gpuactors.ports.errors import HostError
 if TYPE_CHECKING:
     import outcome
 
-    from gpuactors.ports.node import Observation
+    from gpuactors.ports.node import InspectionResults, Observation
 
 SCAN_FUNCTION_S: Final = 1.0
 """The time at one function after which a scan is made anew without it, in seconds (at most twice as long): until the
@@ -103,7 +103,7 @@ class ThreadedReader:
         addresses: Sequence[PciAddress],
         allocated: Collection[PciAddress] = (),
         poll: Observation | None = None,
-    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+    ) -> InspectionResults:
         batch = _Batch([address for address in addresses if address not in self._threads], poll)
         if not batch.addresses:
             return {}

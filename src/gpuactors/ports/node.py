@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -38,6 +38,9 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.ports.errors import HostError, KubeletError
 
+InspectionResults: TypeAlias = Mapping[PciAddress, tuple[PciFunction, ...] | HostError]
+"""The functions that the inspection of each address returned, or its error."""
+
 
 class HostReader(Protocol):
     """Reads sysfs and /dev. Never opens a device, never reads what can block on the event path."""
@@ -62,7 +65,7 @@ class HostReader(Protocol):
         addresses: Sequence[PciAddress],
         allocated: Collection[PciAddress] = (),
         poll: Observation | None = None,
-    ) -> Mapping[PciAddress, tuple[PciFunction, ...] | HostError]:
+    ) -> InspectionResults:
         """Return the result of `inspect` for each, or its error, in little more than the time of one. A function that
         did not answer at once, and any after it, is left out, and is to be inspected by itself. `poll` is carried out
         after them, and awaited as long as they are; not begun if one of them does not answer."""

@@ -66,11 +66,11 @@ class ClaimsSide:
     # --- what happens -------------------------------------------------------------------------------------------
 
     def plug(self, spec: PciSpec) -> None:
-        """A function is plugged in."""
+        """Plug in a function."""
         self.kernel.plug(spec)
 
     def allocate(self, name: str, *addresses: str) -> None:
-        """A claim is made, and the scheduler allocates these GPUs to it."""
+        """Make a claim, and allocate these GPUs to it."""
         server = self._cluster.server
         request = {"name": "gpu", "exactly": {"deviceClassName": "vfio.gpu.nvidia.com"}}
         metadata = {"namespace": NAMESPACE, "name": name}
@@ -82,7 +82,7 @@ class ClaimsSide:
         server.set_claim_status(NAMESPACE, name, {"allocation": {"devices": {"results": results}}})
 
     def delete(self, name: str) -> None:
-        """A claim's object goes, whatever became of its pod."""
+        """Delete a claim's object, even while its pod exists."""
         self._cluster.server.delete_claim(NAMESPACE, name)
 
     def lose_checkpoint(self) -> None:

@@ -76,7 +76,7 @@ class Cluster:
                 continue
 
     def lose_checkpoint(self) -> None:
-        """The daemon's checkpoint is lost while no daemon runs; the claims' files are still there."""
+        """Delete the daemon's checkpoint while no daemon runs; the claims' files stay."""
         (self.plugin_dir / _CHECKPOINT).unlink()
 
     # --- what is seen -------------------------------------------------------------------------------------------

@@ -43,16 +43,16 @@ class DomainController:
         """The UIDs of the domains that ever said Ready of the node."""
 
     def hold(self) -> None:
-        """It does nothing until `go_on`: it may be slow, or its own node may be gone."""
+        """Do nothing until `go_on`: the controller may be slow, or its own node may be gone."""
         self.is_held = True
 
     def go_on(self) -> None:
-        """It does what is to be done."""
+        """End `hold`, and catch up."""
         self.is_held = False
         self._orders.set(self._orders.value + 1)
 
     def say(self, *, ready: bool) -> None:
-        """From now on daemons that run are ready, or not."""
+        """Set whether running daemons are ready."""
         self.is_ill = not ready
         self._orders.set(self._orders.value + 1)
 
@@ -62,7 +62,7 @@ class DomainController:
         return frozenset(self._domains)
 
     async def run(self, kubelet: FakeKubelet) -> None:
-        """For ever."""
+        """Run for ever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_server, kubelet)
             nursery.start_soon(self._follow, kubelet, self._orders.subscribe())
@@ -99,13 +99,13 @@ class DomainController:
         return [name for name in names if name in self._domains]
 
     def _collect(self, pods: Collection[str]) -> None:
-        """The claim of a pod goes with it."""
+        """Delete the claims of pods that are gone."""
         for name in self._claims():
             if name not in pods:
                 self._server.delete_claim(NAMESPACE, name)
 
     def _start(self, kubelet: FakeKubelet, domain: Object) -> None:
-        """The DaemonSet of the domain makes its pod for this node."""
+        """Make the domain's daemon pod for this node, as its DaemonSet does."""
         self._started += 1
         name = f"{domain['metadata']['name']}-daemon-{self._started}"
         self._domains[name] = domain["metadata"]["uid"]

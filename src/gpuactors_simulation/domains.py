@@ -63,12 +63,12 @@ class DomainsSide:
     # --- what happens -------------------------------------------------------------------------------------------
 
     def allocate(self, name: str) -> None:
-        """A claim for a channel of the domain is made, and the scheduler allocates it to the node."""
+        """Make a claim for a channel of the domain, and allocate it to the node."""
         (uid,) = self._names
         domain_objects.add_channel(self._cluster.server, NODE, name, uid)
 
     def delete(self, name: str) -> None:
-        """A claim's object goes, whatever became of its pod."""
+        """Delete a claim's object, even while its pod exists."""
         self._cluster.server.delete_claim(NAMESPACE, name)
 
     # --- what is seen -------------------------------------------------------------------------------------------

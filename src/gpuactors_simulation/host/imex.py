@@ -25,7 +25,7 @@ class ImexTree:
         self.unload()
 
     def load(self) -> None:
-        """NVIDIA's driver is loaded."""
+        """Load NVIDIA's driver."""
         loaded = f"195 nvidia\n{CAPS_MAJOR} nvidia-caps\n{CHANNELS_MAJOR} nvidia-caps-imex-channels\n"
         self._number(loaded)
         self._write(
@@ -33,20 +33,20 @@ class ImexTree:
         )
 
     def unload(self) -> None:
-        """It is unloaded."""
+        """Unload NVIDIA's driver."""
         self._number("")
         self.path(FABRIC_IMEX_MGMT).unlink(missing_ok=True)
 
     def join(self, clique_id: str = CLIQUE) -> None:
-        """GPU Feature Discovery finds the node on a fabric."""
+        """Put the node on a fabric, as GPU Feature Discovery shows it."""
         self._write(GPU_FEATURES, f"nvidia.com/gpu.clique={clique_id}\nnvidia.com/gpu.count=4\n")
 
     def leave(self) -> None:
-        """It finds it on none."""
+        """Take the node off its fabric."""
         self._write(GPU_FEATURES, "nvidia.com/gpu.count=4\n")
 
     def path(self, path: str) -> Path:
-        """Where the host's `path` is."""
+        """Return the real path of the host's `path`."""
         return self.root / path.lstrip("/")
 
     def _number(self, loaded: str) -> None:

@@ -110,7 +110,7 @@ class FakeKernel:
     # --- what can happen ----------------------------------------------------------------------------------------------
 
     def load(self, driver: str, ids: frozenset[str] = frozenset()) -> None:
-        """A driver's module is loaded; it takes no function by that."""
+        """Load a driver's module, which takes no function by itself."""
         self._ids[driver] = ids
         directory = self._driver_dir(driver)
         directory.mkdir(parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ class FakeKernel:
             self.plug(replace(spec, group=self.tree.free_group()))
 
     def use(self, address: str, pid: int, command: str = "python3", pod_uid: str | None = None) -> None:
-        """A process opens the GPU by the host's driver. Raises `ValueError` if it is not on it."""
+        """Let a process open the GPU by the host's driver. Raises `ValueError` if it is not on it."""
         if self.tree.driver_of(address) != NVIDIA:
             raise ValueError(f"{address} is not on {NVIDIA}")
         if pid in self._users.get(address, ()):
@@ -180,13 +180,13 @@ class FakeKernel:
         self._users.setdefault(address, set()).add(pid)
 
     def close(self, address: str, pid: int) -> None:
-        """A process closes the GPU, and lives on; what waited for it goes on."""
+        """Let a process close the GPU and live on; what waited for it goes on."""
         self.tree.close_file(f"/dev/nvidia{self._minors[address]}", pid)
         self._users[address].discard(pid)
         self._wake()
 
     def end(self, pid: int) -> None:
-        """A process ends, with all that it has open; what waited for it goes on."""
+        """End a process and close all that it has open; what waited for it goes on."""
         self._deliver(self.tree.kill(pid))
         for users in self._users.values():
             users.discard(pid)
@@ -204,7 +204,7 @@ class FakeKernel:
         self._show_all()
 
     def plan(self, planned: Planned) -> None:
-        """A fault for the next writes to a path."""
+        """Plan a fault for the next writes to a path."""
         self._planned.append(planned)
 
     def forget_plans(self) -> None:
@@ -212,7 +212,7 @@ class FakeKernel:
         self._planned.clear()
 
     def release(self) -> None:
-        """Every write that hangs by a plan goes on."""
+        """Let every write that hangs by a plan go on."""
         asleep, self._asleep = self._asleep, {}
         for go_on in asleep.values():
             go_on()

@@ -66,7 +66,7 @@ class Tenants:
     # --- what a process does --------------------------------------------------------------------------------
 
     def start(self, pid: int, command: str, pod_uid: str | None) -> None:
-        """A process is there. Raises `ValueError` if the PID is taken."""
+        """Start a process. Raises `ValueError` if the PID is taken."""
         if pid in self._processes:
             raise ValueError(f"process {pid} runs already")
         # Made aside and moved, so that a reader finds a whole process or none.
@@ -80,7 +80,7 @@ class Tenants:
         self._processes[pid] = _Process(pid)
 
     def kill(self, pid: int) -> None:
-        """A process is gone, with all that it had open. Raises `ValueError` if there is none."""
+        """End a process and close all that it has open. Raises `ValueError` if there is none."""
         if self._processes.pop(pid, None) is None:
             raise ValueError(f"there is no process {pid}")
         shutil.rmtree(self._proc / str(pid))
@@ -115,7 +115,7 @@ class Tenants:
         process.files[path] = self._open(process, path)
 
     def close_file(self, pid: int, path: str) -> None:
-        """A process closes it."""
+        """Let a process close the file."""
         process = self._processes[pid]
         self._close(process, process.files.pop(path))
 

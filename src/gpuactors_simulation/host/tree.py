@@ -376,7 +376,7 @@ class HostTree:
         self._tenants.open_file(pid, f"{self.root}{path}")
 
     def close_file(self, path: str, pid: int) -> None:
-        """A process closes it, and lives on."""
+        """Let a process close the file and live on."""
         self._tenants.close_file(pid, f"{self.root}{path}")
 
     def open_node(self, path: str) -> None:
@@ -467,7 +467,7 @@ class HostTree:
         os.close(descriptor)
 
     def remove_attribute(self, address: str, name: str) -> None:
-        """An attribute or link is not there."""
+        """Remove an attribute or link."""
         self._clear(self.device_dir(address) / name)
 
     def hollow(self, address: str) -> None:
@@ -479,7 +479,7 @@ class HostTree:
         (self.root / node.removeprefix("/")).unlink()
 
     def restore_node(self, node: str) -> None:
-        """A removed device node is there again."""
+        """Put a removed device node back."""
         self.make_node(node.removeprefix("/dev/"))
 
     # --- IOMMU groups -----------------------------------------------------------------------------------------
@@ -496,7 +496,7 @@ class HostTree:
             link.symlink_to(f"../../../../devices/platform/{name}")
 
     def leave_group(self, group: int, name: str) -> None:
-        """A platform device is no member any more."""
+        """Take a platform device out of the group."""
         (self.root / f"sys/kernel/iommu_groups/{group}/devices/{name}").unlink(missing_ok=True)
 
     def reserve(self, group: int, regions: str) -> None:

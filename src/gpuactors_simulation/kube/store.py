@@ -55,7 +55,7 @@ class Store:
         return (_EPOCH + timedelta(seconds=int(seconds))).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def find(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """Return the object, or None."""
+        """Return the object; None if there is none."""
         stored = self._objects.get((kind, namespace, name))
         return deepcopy(stored) if stored is not None else None
 

@@ -33,14 +33,14 @@ class Tenancy(Protocol):
     """The virtual machine of a pod and its use of the devices that the pod was given."""
 
     def start(self, pod: Pod, devices: Sequence[str], nodes: Sequence[str]) -> None:
-        """It opens them: `devices` by kubelet's IDs, `nodes` as paths of the host. All or none.
+        """Open the devices, all or none: `devices` by kubelet's IDs, `nodes` as paths of the host.
 
         Raises `OSError` with QEMU's message: EBUSY if another process has one of them open.
         """
         ...
 
     def stop(self, pod: Pod) -> None:
-        """Its process has ended; everything is closed."""
+        """End its process, which closes everything."""
         ...
 
 
@@ -136,7 +136,7 @@ class Containers:
         return None
 
     def is_running(self, pod: Pod) -> bool:
-        """The pod's container runs."""
+        """Return whether the pod's container runs."""
         return pod.uid in self._running
 
     @property
@@ -166,7 +166,7 @@ class Containers:
         raise KeyError(name)
 
     def lose(self) -> None:
-        """The machine stops: every container is gone, and `exited` is not called."""
+        """Drop every container, as the machine stops; `exited` is not called."""
         lost, self._running = self._running, {}
         for container in lost.values():
             if container.opened and self._tenancy is not None:

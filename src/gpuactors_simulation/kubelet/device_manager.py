@@ -137,7 +137,7 @@ class DeviceManager:
         return self._knows_pods
 
     def learn_pods(self) -> None:
-        """Kubelet gets its pods from the API server."""
+        """Let kubelet learn its pods from the API server."""
         self._knows_pods = True
 
     def power_off(self) -> None:
@@ -150,7 +150,7 @@ class DeviceManager:
                 self._set(pod.name, Phase.STARTING, "")
 
     def halt(self) -> None:
-        """Kubelet's process ends. What it has posted stays posted."""
+        """End kubelet's process. What it has posted stays posted."""
         self._running = False
 
     # --- plugins -----------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class DeviceManager:
         )
 
     def admitted(self, name: str) -> None:
-        """The pod has all its devices; its container may start."""
+        """Note that the pod has all its devices; its container may start."""
         self._with_cgroup.add(self._set(name, Phase.STARTING, "").uid)
 
     def not_started(self, name: str, why: str) -> None:
@@ -295,7 +295,7 @@ class DeviceManager:
             self._set(pod.name, current.phase, why)
 
     def started(self, name: str) -> None:
-        """The pod's container runs."""
+        """Note that the pod's container runs."""
         self._set(name, Phase.RUNNING, "")
 
     def failed(self, name: str, why: str, asked_for: tuple[str, ...] = ()) -> None:
@@ -571,7 +571,7 @@ class DeviceManager:
 
 
 def go_quoted(text: str) -> str:
-    """As Go's `%q`."""
+    """Quote as Go's `%q`."""
     return json.dumps(text)
 
 

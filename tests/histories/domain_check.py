@@ -152,11 +152,9 @@ class DomainRules:
             self._node.uids[p.name] for p in self._world.kubelet.containers if p.name in self._node.uids
         }
         # What a claim has that is not in the checkpoint, nor at the API server any more, nobody knows.
-        return others.isdisjoint(self._unknown()) and not any(self._excludes(uid, o) for o in others - {uid})
-
-    def _unknown(self) -> set[str]:
-        """Claims of which the daemon cannot know what they are for."""
-        return self._node.forgotten - {*self._node.claims.values()}
+        return others.isdisjoint(self._node.unknowable) and not any(
+            self._excludes(uid, o) for o in others - {uid}
+        )
 
     def _excludes(self, uid: str, other: str) -> bool:
         made = self._node.made
@@ -167,7 +165,7 @@ class DomainRules:
         """Implement `Rules.unsettled`: the label is there exactly while a claim of its domain has a channel. The label
         of a domain that was deleted is not put back."""
         infos = [i for i in self._world.kubelet.view.dra.claims if i.uid in self._node.made]
-        unknown = self._unknown()
+        unknown = self._node.unknowable
         owners = {self._node.made[i.uid].domain for i in infos if i.prepared and i.uid not in unknown}
         for state in states_of(d for d in self._world.daemons if d.is_serving):
             entries = (e for e in state.domains.claims.entries.values() if e.state in OWNING)
@@ -215,7 +213,8 @@ class _Labels:
         self._read: set[tuple[str, str]] = set()
         """The claims that a daemon has read since their prepare came: by daemon and UID."""
         self._stale: dict[str, str | None] = {}
-        """The value that each daemon has found when it began to serve, while no container had a channel."""
+        """The value that each daemon has found when it began to serve, while no container had a channel of a claim that
+        it can know: for all it knows, the value is that of a claim that it found by its files."""
         self._patches: dict[str, int] = {}
         self._gone: dict[str, float] = {}
         """Since when a claim and its pod are gone, by UID."""
@@ -243,7 +242,8 @@ class _Labels:
             case ClaimRead(_, Claim() as claim, ClaimsOf.DOMAINS):
                 self._read.add((daemon, claim.name.uid))
             case LabelRead(_, NodeLabel() as found) if not step.before.domains.label.is_read:
-                self._stale[daemon] = found.value if not list(self._live()) else None
+                live = {info.uid for info in self._live()}
+                self._stale[daemon] = found.value if live <= self._node.unknowable else None
             case _:
                 pass
         for effect in step.effects:

@@ -132,6 +132,12 @@ class DomainsNode(DraNode):
         super().spoil_checkpoint(at)
         self.forgotten.update(self.directories(), self.made)
 
+    @property
+    def unknowable(self) -> set[str]:
+        """The claims of which the daemon cannot know what they are for: they were there when the checkpoint was lost,
+        and the API server has them no more."""
+        return self.forgotten - {*self.claims.values()}
+
     # --- the host -------------------------------------------------------------------------------------------
 
     def set_imex(self, *, there: bool) -> None:

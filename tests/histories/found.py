@@ -471,6 +471,12 @@ FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
 FOUND_WITH_DOMAINS: Final[dict[str, tuple[int, Script]]] = {
     name: (DOMAINS | seed, parse_script(script))
     for name, (seed, script) in {
+        "a container runs whose claim nobody knows any more, and somebody has set the label": (
+            12391287617,
+            "a pod with a channel comes; the slices are deleted+3; a daemon crashes; the checkpoint is lost; "
+            "a pod with a claim is force-deleted, has a successor and dies late; a daemon starts; "
+            "somebody sets the label to what no claim has+11; reads of the ledger fail+11",
+        ),
         "a daemon hands over while a claim waits": (
             0,
             "the controller of compute domains stops; a pod with a channel comes+3; a successor starts+11",

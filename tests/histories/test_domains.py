@@ -49,6 +49,9 @@ IN_PROGRESS = (
 NOT_READY = f"the daemons of domains are not ready; {COMES}+3"
 STOPPED = f"the controller of compute domains stops; {COMES}+70"
 STRANGER = "somebody sets the label to what no claim has+11"
+FOUND_BY_A_SUCCESSOR = (
+    f"{COMES}+11; a daemon crashes; {STRANGER}; a daemon starts+11; a pod with a claim ends+30"
+)
 RACE = f"a patch takes long; {COMES}+1; somebody sets the label to what no claim has+30"
 
 
@@ -153,6 +156,17 @@ def _removes_any_label(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(label, "patch_wanted", wanted)
 
 
+def _removes_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its start, although a claim that it knows had a channel then."""
+    judged = label._judged
+
+    def wrongly(now: Label, of: label.Held) -> Label:
+        after = judged(now, of)
+        return after if now.initial is None else replace(after, removable=(*after.removable, now.initial))
+
+    monkeypatch.setattr(label, "_judged", wrongly)
+
+
 def _overwrites(monkeypatch: pytest.MonkeyPatch) -> None:
     """A patch without `test` (NVIDIA: a PUT of the whole Node)."""
     ask = ApiClient.ask
@@ -201,6 +215,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
         (_forgets_who_waits, SUCCESSION, domain_check.FOLLOWER),
         (_sees_prepared_only, IN_PROGRESS, "two owners"),
         (_removes_any_label, STRANGER, domain_check.FOREIGN),
+        (_removes_what_it_found, FOUND_BY_A_SUCCESSOR, domain_check.FOREIGN),
         (_overwrites, RACE, "a label was overwritten"),
         (_waits_for_no_daemon, NOT_READY, "prepared before its domain was ready"),
         (_keeps_files, STORY, "something of a claim is left"),

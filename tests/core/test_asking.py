@@ -357,6 +357,7 @@ def test_a_call_whose_last_read_hangs_says_so() -> None:
     (refused,) = _answers(core, limits.CALL_DEADLINE_S + limits.LATE_CALL_S)
     assert isinstance(refused, Refused)
     assert refused.causes == (Cause.LEDGER_LATE,)
+    assert "whether that pod keeps it" in refused.reason
 
 
 def test_a_call_that_has_waited_long_enough_is_answered_though_the_machine_slept() -> None:

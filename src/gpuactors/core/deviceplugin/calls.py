@@ -745,8 +745,14 @@ def _late(state: NodeState, call: Call, at: float) -> Refused:
             "the checkpoint of the claims, which may have a device of the call, could not be read in time"
         )
         return _refused(Refusal.UNAVAILABLE, Reason(Cause.CHECKPOINT_LATE, message))
-    if _is_unread(state, call) or _is_being_admitted(state, call):
+    if _is_unread(state, call):
         message = "kubelet's ledger could not be read in time; check whether kubelet, or the disk of its file, hangs"
+        return _refused(Refusal.UNAVAILABLE, Reason(Cause.LEDGER_LATE, message))
+    if _is_being_admitted(state, call):
+        message = (
+            "a pod has just been given a device of this call, and no read of kubelet's ledger has shown in time "
+            "whether that pod keeps it"
+        )
         return _refused(Refusal.UNAVAILABLE, Reason(Cause.LEDGER_LATE, message))
     if held := _held(state, call):
         return _refused(Refusal.UNAVAILABLE, *held)

@@ -300,6 +300,24 @@ def test_the_other_half_of_a_group_that_was_just_handed_out_is_chosen_last() -> 
     assert len(preferred(core, 3, B, c.address, d.address)) == 3, "never fewer than asked for"
 
 
+def test_the_other_half_of_a_group_that_the_predecessor_has_handed_out_is_chosen_last() -> None:
+    """No ledger that this daemon has read has A, but kubelet knows its list and does not offer A any more."""
+    c, d = gpu("03:00.0", 8), gpu("04:00.0", 8)
+    core = node(*TOGETHER, c, d)
+    assert preferred(core, 1, A, B, c.address, d.address) == (A,)
+    assert preferred(core, 1, B, c.address, d.address) == (c.address,)
+    assert preferred(core, 3, B, c.address, d.address) == (B, c.address, d.address)
+
+
+def test_the_other_half_of_a_group_is_chosen_before_others_while_the_first_is_unhealthy() -> None:
+    """Kubelet offers no Unhealthy device, whoever has it."""
+    c, d = gpu("03:00.0", 8), gpu("04:00.0", 8)
+    core = node(*TOGETHER, c, d)
+    core.inspect(A, gpu(A, 7, fault="broken"), gpu(B, 7))
+    assert core.device_list()[A] == "Unhealthy"
+    assert preferred(core, 1, B, c.address, d.address) == (B,)
+
+
 def test_what_kubelet_offers_is_nobodys_any_more() -> None:
     """A pod had both, and kubelet offers both: ours still has that pod."""
     c = gpu("03:00.0", 8)

@@ -73,6 +73,10 @@ FOUND: Final[dict[str, Script]] = {
             "firmware reserves memory of the group; pods come in a burst; "
             "a daemon starts with another state directory"
         ),
+        "kubelet asks for a preference after a hand-over, before its ledger names what the predecessor has granted": (
+            "inspections fail; plug a second card into the group+0.3; a daemon starts with another state directory; "
+            "pods come in a burst"
+        ),
         "a group is released under a daemon that hands over, whose inspections take long": (
             "a successor starts; inspections and scans take long; both cards of a group are released"
         ),

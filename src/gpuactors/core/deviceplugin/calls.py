@@ -71,6 +71,7 @@ from gpuactors.core.values.model import (
     DeviceId,
     DeviceKey,
     Difference,
+    Health,
     LastCall,
     LedgerEntry,
     PciFunction,
@@ -228,7 +229,8 @@ def abandoned(state: NodeState, token: Token) -> NodeState:
 
 def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     """Answer GetPreferredAllocation from known facts: first the devices that could really be opened; last those in a
-    group with a device that has an owner and that kubelet does not offer, as it has not received the last list yet."""
+    group with a device that kubelet does not offer although it has an owner or is listed as Healthy. Kubelet has not
+    received the last list yet, or has allocated that device without this daemon, as through its predecessor."""
     by_id = devices_by_id(state, event.resource)
     owned = state.index.possible_owners
     busy = {
@@ -236,11 +238,13 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
         for i, d in by_id.items()
         if d.key in owned or ((use := use_of(state, d)) is not None and use.in_use)
     }
+    listed = state.published.device_lists.get(event.resource, ())
+    allocatable = owned.keys() | {entry.key for entry in listed if entry.health is Health.HEALTHY}
     search = Search()
     chosen = []
     for request in event.requests:
         offered = {by_id[i].key for i in (*request.available, *request.must_include) if i in by_id}
-        groups = state.index.group_numbers(owned.keys() - offered)
+        groups = state.index.group_numbers(allocatable - offered)
         taken = {i for i, d in by_id.items() if d.group in groups}
         chosen.append(prefer(request, by_id, busy, search, taken))
     return Reply(event.token, Preferred(tuple(chosen)))

@@ -27,10 +27,10 @@ def gone(directory: str) -> bool:
 
 
 def fault(address: str, path: str, problem: str) -> str:
-    """Return the sentence that the operator reads."""
+    """Return the sentence that the operator reads. `address`: the function; the UUID of a mediated device."""
+    check = f" and check it with lspci -vs {address}" if ":" in address else ""
     return encodable(
-        f"{path} {problem}: look for {address} in the kernel's log and check it with lspci -vs {address}; it is read "
-        "again automatically"
+        f"{path} {problem}: look for {address} in the kernel's log{check}; it is read again automatically"
     )
 
 

@@ -12,6 +12,8 @@ from msgspec import Struct
 PCI_DEVICES: Final = "/sys/bus/pci/devices"
 PCI_DRIVERS: Final = "/sys/bus/pci/drivers"
 DRIVERS_PROBE: Final = "/sys/bus/pci/drivers_probe"
+MDEV_DEVICES: Final = "/sys/bus/mdev/devices"
+"""A link for each mediated device, to `<parent>/<uuid>`; no such directory without the module mdev."""
 IOMMU_GROUPS: Final = "/sys/kernel/iommu_groups"
 IOMMUS: Final = "/sys/class/iommu"
 """The directory with an entry per IOMMU that the kernel drives: `dmar0`, `ivhd0`, `smmu3.0x…`."""

@@ -150,6 +150,10 @@ class SysfsReader:
             return tuple(group[member] for member in sorted(group))
         return ()
 
+    def function(self, look: Look, address: PciAddress) -> PciFunction | None:
+        """Return one function, chosen or not; None if it does not exist. Raises `HostError` for a shortage."""
+        return self._function(look, address)[0]
+
     # --- which functions ------------------------------------------------------------------------------------
 
     def _list_bus(self) -> list[str]:
@@ -266,7 +270,7 @@ class SysfsReader:
             unread = fault(name, path, f"cannot be opened ({error.strerror})")
             return replace(self._unanswered(name), fault=unread), self._chosen(name, _UNKNOWN)
         try:
-            directory = _Directory(name, path, descriptor)
+            directory = Directory(name, path, descriptor)
             identity = directory.identity(vendor)
             chosen = self._chosen(name, identity)
             if not (chosen or unless_chosen):
@@ -281,7 +285,7 @@ class SysfsReader:
         return function, chosen
 
     def _read(
-        self, look: Look, address: PciAddress, directory: _Directory, identity: _Identity, *, chosen: bool
+        self, look: Look, address: PciAddress, directory: Directory, identity: _Identity, *, chosen: bool
     ) -> PciFunction | None:
         driver = directory.link("driver")
         group = directory.group()
@@ -292,7 +296,7 @@ class SysfsReader:
         else:
             nodes = self._node_left_by_driver(group) if driver is None else ()
         numa_node = directory.numa_node()
-        root = _pcie_root(directory.path)
+        root = pcie_root_of(directory.path)
         physical = directory.link("physfn")
         # Numbered from 0. Not by `sriov_numvfs`, whose reader waits for an unbind of the function.
         has_virtual_functions = directory.link("virtfn0") is not None
@@ -329,7 +333,7 @@ class SysfsReader:
             direct_region=iommu_group.direct_region,
         )
 
-    def _host_nodes(self, address: PciAddress, directory: _Directory, driver: str | None) -> tuple[str, ...]:
+    def _host_nodes(self, address: PciAddress, directory: Directory, driver: str | None) -> tuple[str, ...]:
         """Return the value of `PciFunction.host_nodes`."""
         if driver is None:
             return ()
@@ -346,7 +350,7 @@ class SysfsReader:
 
     def _unanswered(self, name: str) -> PciFunction:
         """Return a function whose attributes are not read, as that hangs: links and listings do not."""
-        directory = _Directory(name, f"{self._bus}/{name}")
+        directory = Directory(name, f"{self._bus}/{name}")
         driver = directory.link("driver")
         return PciFunction(
             address=pci_address(name),
@@ -372,15 +376,15 @@ class SysfsReader:
         except OSError:
             return False
 
-    def _cdevs(self, look: Look, directory: _Directory, driver: str) -> tuple[str, ...] | None:
+    def _cdevs(self, look: Look, directory: Directory, driver: str) -> tuple[str, ...] | None:
         """Return the names of its vfio devices, which matter where there are nodes of them; None if it is no vfio
         device."""
         if driver in VFIO_DRIVERS and look.node(CDEV_NODES) is False:
             return ()
-        return _vfio_devices(f"{directory.path}/vfio-dev")
+        return vfio_devices(f"{directory.path}/vfio-dev")
 
     def _nodes(
-        self, look: Look, directory: _Directory, group: int | None, cdevs: tuple[str, ...]
+        self, look: Look, directory: Directory, group: int | None, cdevs: tuple[str, ...]
     ) -> tuple[str, ...]:
         """Return the nodes that exist, as the host's own paths: a missing one in kubelet's answer fails the
         container."""
@@ -427,7 +431,7 @@ class Look:
 
 
 @final
-class _Directory:
+class Directory:
     """The directory of one function, in which its files are found from `descriptor`, where there is one: the path to it
     has ten parts. Collects the function's faults."""
 
@@ -584,7 +588,7 @@ def _exists(path: str) -> bool | str:
     return True
 
 
-def _vfio_devices(path: str) -> tuple[str, ...] | None:
+def vfio_devices(path: str) -> tuple[str, ...] | None:
     """Return the names of the vfio devices of a function (`vfio0`), of which there is one; None if it is no vfio
     device.
 
@@ -597,7 +601,8 @@ def _vfio_devices(path: str) -> tuple[str, ...] | None:
         return None
 
 
-def _pcie_root(directory: str) -> str | None:
+def pcie_root_of(directory: str) -> str | None:
+    """Return the host bridge in the path that a bus's entry links to; None if there is none."""
     try:
         root = _PCIE_ROOT.search(os.readlink(directory))
     except OSError:

@@ -35,6 +35,7 @@ from gpuactors.host.procfs import ProcReader, pod_uid
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.uevents import hint_of, parse_datagram
+from gpuactors.host.vgpu import read_vgpu
 from gpuactors.kubelet.list_messages import encoded_device
 from gpuactors.ports.errors import HostError
 from gpuactors_simulation.host.tree import HostTree, PciSpec
@@ -149,6 +150,17 @@ def _sysfs(tree: HostTree) -> tuple[Decoder, ...]:
     def polled() -> None:
         msgspec.json.encode(use._passive(host, PollTarget(GROUP, (GPU,), may_open=False)))
 
+    def typed() -> None:
+        """As the facts of a virtual function have it."""
+        vgpu = read_vgpu(
+            str(there), lambda name: (there / name).read_bytes(), lambda _, problem: sentence(problem)
+        )
+        assert vgpu is not None
+        sentence(vgpu.unlisted)
+        msgspec.json.encode(vgpu)
+
+    tree.set_vgpu(GPU, 1147)
+    listed = b"ID    : vGPU Name\n1147  : NVIDIA L40S-1Q\nNVIDIA A40-2Q 558\n"
     bars = b"0x0000d00000000000 0x0000d0001fffffff 0x000000000014220c\n0x0 0x0 0x0\n"
     return (
         _of_file("vendor", there / "vendor", b"0x10de\n", inspected, weight=1),
@@ -157,6 +169,8 @@ def _sysfs(tree: HostTree) -> tuple[Decoder, ...]:
         _of_file("BARs", there / "resource", bars, inspected),
         _of_file("modalias of a function", there / "modalias", _MODALIAS.encode(), inspected, weight=1),
         _of_file("device number", there / "drm/card1/dev", b"226:1\n", inspected),
+        _of_file("vGPU type", there / "nvidia/current_vgpu_type", b"1147\n", typed, weight=1),
+        _of_file("vGPU types", there / "nvidia/creatable_vgpu_types", listed, typed),
         _of_file("enable", there / "enable", b"1\n", polled),
         _of_file("runtime_status", there / "power/runtime_status", b"active\n", polled, weight=1),
     )

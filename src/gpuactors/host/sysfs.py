@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from gpuactors.core.values.model import PciAddress, PciFunction, ResourceName, is_pci_address, pci_address
 from gpuactors.core.values.selector import Selector, matches
 from gpuactors.core.values.text import encodable
+from gpuactors.core.values.vgpu import VendorVgpu
 from gpuactors.host.best_effort import names_in
 from gpuactors.host.faults import GONE, fault, gone, raise_if_short
 from gpuactors.host.iommu import IommuGroup, read_group
@@ -35,6 +36,7 @@ from gpuactors.host.root import (
 )
 from gpuactors.host.root import cdev_node as cdev_node_of
 from gpuactors.host.root import group_node as group_node_of
+from gpuactors.host.vgpu import read_vgpu
 from gpuactors.ports.errors import HostError
 
 VFIO_DRIVERS: Final = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci"})
@@ -302,6 +304,7 @@ class SysfsReader:
         has_virtual_functions = directory.link("virtfn0") is not None
         memory_bytes = directory.memory_bytes()
         iommu_group = self._group(look, group)
+        vgpu = directory.vgpu() if physical is not None and driver not in (None, *VFIO_DRIVERS) else None
         # Last, so that a function that vanished while it was read is not taken for one without a driver.
         if (presence := presence_of(directory.path)) is None:
             return None
@@ -331,6 +334,7 @@ class SysfsReader:
             presence=presence,
             other_members=iommu_group.other_members,
             direct_region=iommu_group.direct_region,
+            vgpu=vgpu,
         )
 
     def _host_nodes(self, address: PciAddress, directory: Directory, driver: str | None) -> tuple[str, ...]:
@@ -519,6 +523,10 @@ class Directory:
         except (OSError, ValueError):
             return 0
         return 1 << (total - 1).bit_length() if total else 0
+
+    def vgpu(self) -> VendorVgpu | None:
+        """Return what NVIDIA's driver says of its vGPU; None if no such driver has it."""
+        return read_vgpu(self.path, self._content, self.at_fault)
 
     def _content(self, attribute: str) -> bytes:
         """Read an attribute of the function, as `read_attribute`."""

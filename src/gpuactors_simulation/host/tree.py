@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from gpuactors_simulation.host.tenants import Tenants
 from gpuactors_simulation.host.uevents import Uevent
 
-__all__ = ["VFIO_DRIVERS", "HostTree", "PciSpec", "Uevent"]
+__all__ = ["VFIO_DRIVERS", "VGPU_HEADER", "HostTree", "PciSpec", "Uevent"]
 
 VFIO_DRIVERS: Final = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci"})
 """Drivers that make a vfio device of what is bound to them."""
@@ -41,6 +41,9 @@ only there when that lock is held."""
 _MODES: Final = {"vfio/vfio": 0o666, "iommu": 0o660}
 """Of the nodes below /dev: as drivers/vfio/container.c and drivers/iommu/iommufd/main.c have them; others have that of
 devtmpfs, 0600."""
+
+VGPU_HEADER: Final = "ID    : vGPU Name\n"
+"""All that `creatable_vgpu_types` has once a card is full."""
 
 _GROUP_MAJOR: Final = 243
 _CDEV_MAJOR: Final = 511
@@ -274,6 +277,23 @@ class HostTree:
             if driver is not None:
                 yield from self.bind_steps(virtual, driver)
         yield self._pci_uevent("change", plugged)
+
+    def register_vgpu(self, address: str, creatable: str = VGPU_HEADER) -> tuple[Uevent, ...]:
+        """NVIDIA's driver, which has the virtual function, registers it with vfio and makes its directory `nvidia/`,
+        without a vGPU. Raises `ValueError` if it is on no driver, or in no group."""
+        plugged = self._find(address)
+        if plugged.driver is None or plugged.spec.group is None or plugged.vfio is not None:
+            raise ValueError(f"{address} is on no driver that could make a vGPU of it")
+        uevents = tuple(self._make_vfio(plugged, plugged.spec.group))
+        self.set_vgpu(address, 0, creatable)
+        return uevents
+
+    def set_vgpu(self, address: str, number: int, creatable: str = VGPU_HEADER) -> None:
+        """A virtual function gets a vGPU type, 0: it loses it. There is no uevent. `creatable`: the list of the types
+        that can be set now; by default that of a card that is full."""
+        (self.device_dir(address) / "nvidia").mkdir(exist_ok=True)
+        self.set_attribute(address, "nvidia/current_vgpu_type", f"{number}\n".encode())
+        self.set_attribute(address, "nvidia/creatable_vgpu_types", creatable.encode())
 
     def virtual_functions(self, address: str) -> tuple[str, ...]:
         """Return the addresses of a function's virtual functions."""
@@ -578,6 +598,7 @@ class HostTree:
         driver, plugged.driver = plugged.driver, None
         (self.root / f"sys{plugged.devpath}/driver").unlink(missing_ok=True)
         (self.root / f"sys/bus/pci/drivers/{driver}/{plugged.spec.address}").unlink(missing_ok=True)
+        shutil.rmtree(self.root / f"sys{plugged.devpath}/nvidia", ignore_errors=True)
         remaining_uevents = self._finish_unbind(plugged, plugged.vfio, uevents_after)
         if self.waits_silently and plugged.vfio is not None and self._is_open(plugged):
             plugged.waiting = self._wake(plugged, plugged.vfio, remaining_uevents)

@@ -19,6 +19,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.cdi import NO_SPECS, CdiSpecs
 from gpuactors.core.values.quote import quoted_id, quoted_name
 from gpuactors.core.values.selector import Selector
+from gpuactors.core.values.vgpu import VendorVgpu
 
 PciAddress = NewType("PciAddress", str)
 """A PCI address as sysfs spells it: `0000:23:00.0`, hex digits in lower case."""
@@ -127,6 +128,8 @@ class PciFunction(Struct, frozen=True, gc=False):
     """The members of its IOMMU group that are no PCI functions and have a driver: name and driver of each."""
     direct_region: str = ""
     """A region that firmware reserves one to one for a member of its group, `0xa0 to 0xaf`; empty if there is none."""
+    vgpu: VendorVgpu | None = None
+    """The vGPU facts of a virtual function on NVIDIA's driver; None for any other function."""
 
     @property
     def is_nvswitch(self) -> bool:

@@ -15,6 +15,7 @@ from gpuactors.control.domains_view import domains_view
 from gpuactors.control.pods_view import pods_view
 from gpuactors.control.view import (
     NOT_LISTED,
+    CardView,
     Change,
     DeviceView,
     LastCallView,
@@ -30,7 +31,7 @@ from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
 from gpuactors.core.reports.snapshot import DeviceReport, registered, report
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.inventory import Device, ids_of
 from gpuactors.core.values.model import (
     AdvertisedDevice,
     DeviceKey,
@@ -38,6 +39,8 @@ from gpuactors.core.values.model import (
     Holder,
     Seen,
     Transition,
+    device_key,
+    function_address,
 )
 
 AGELESS: Final = -math.inf
@@ -62,6 +65,7 @@ def view_of(state: NodeState, at: float) -> NodeView:
         ledger_age_s=ago(state.kubelet.ledger.read_at, at) if state.kubelet.ledger.read else None,
         offers_problem="" if offers_anything(state) else OFFERS_NOTHING,
         pods=pods_view(state),
+        cards=_cards(state),
     )
 
 
@@ -96,21 +100,21 @@ def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
 
 
 def _present(state: NodeState, reported: DeviceReport, device: Device, at: float) -> DeviceView:
-    function = device.units[0]  # its facts are the ones that are shown of a device
-    inspection = state.host.seen.get(function.address)
+    function = device.units[0] if device.units else None  # None: its parent is no PCI function
+    inspection = state.host.seen.get(function.address) if function is not None else None
     polled = last_poll(state, device)
     return DeviceView(
         address=device.key,
         id=reported.id,
         present=True,
-        vendor=function.vendor,
-        device=function.device,
-        class_code=function.class_code,
+        vendor=function.vendor if function is not None else "",
+        device=function.device if function is not None else "",
+        class_code=function.class_code if function is not None else "",
         driver=device.driver,
         iommu_group=device.group,
         group=tuple(Member(member.address, member.driver) for member in device.members),
         numa_node=device.numa_node,
-        model=function.model,
+        model=function.model if function is not None else None,
         resource=reported.resource,
         health=str(reported.health),
         cause=str(reported.cause),
@@ -122,11 +126,46 @@ def _present(state: NodeState, reported: DeviceReport, device: Device, at: float
         listed=reported.listed,
         for_claims=device_of_claims_view(state, device.key),
         since_s=ago(_since(reported, inspection), at),
-        nodes=tuple(node for node in function.nodes if node not in _SHARED_NODES),
+        nodes=_own_nodes(device),
         inspected_s=ago(inspection.at, at) if inspection is not None else None,
         polled_s=ago(polled.at, at) if polled is not None else None,
         calls=_calls(state, device.key, at),
+        kind=device.kind,
+        parent=device.parent,
+        profile=_profile(device),
     )
+
+
+def _own_nodes(device: Device) -> tuple[str, ...]:
+    """Return the device's own nodes. Those of its container include the nodes of the other members of its group."""
+    is_function = bool(device.units) and device_key(device.units[0].address) == device.key
+    nodes = device.units[0].nodes if is_function else device.nodes
+    return tuple(node for node in nodes if node not in _SHARED_NODES)
+
+
+def _profile(device: Device) -> str | None:
+    """Return the name of its vGPU profile, which is its model; None if its model is a pair of PCI ids, or unknown."""
+    is_function = not device.model or (bool(device.units) and device.model == ids_of(device.units[0]))
+    return None if is_function else device.model
+
+
+def _cards(state: NodeState) -> tuple[CardView, ...]:
+    """Return the parents that are no devices, and theirs."""
+    devices, functions = state.index.devices, state.host.functions
+    cards, wanted = dict[DeviceKey, CardView](), {device.parent for device in devices.values()}
+    while wanted:
+        key = wanted.pop()
+        if (
+            key is None
+            or key in devices
+            or key in cards
+            or (function := functions.get(function_address(key))) is None
+        ):
+            continue
+        parent = None if function.physical is None else device_key(function.physical)
+        cards[key] = CardView(key, function.vendor, function.device, function.model, function.driver, parent)
+        wanted.add(parent)
+    return tuple(cards[key] for key in sorted(cards))
 
 
 def _since(reported: DeviceReport, inspection: Seen | None) -> float:

@@ -254,6 +254,24 @@ class DeviceView(Struct, frozen=True):
     """Seconds since the last poll of its IOMMU group's use came back."""
     calls: tuple[LastCallView, ...] = ()
     """The last Allocate and the last PreStartContainer that this daemon has answered about it."""
+    kind: str = "pci-function"
+    """The name of its kind (`core/kinds/table.py`). A daemon that does not report it has whole PCI functions only."""
+    parent: str | None = None
+    """The key of the device that it is a part of; None if it is whole, its parent is no PCI function, or it is gone."""
+    profile: str | None = None
+    """The name of its vGPU profile, `NVIDIA A40-12Q`; None if it has none."""
+
+
+class CardView(Struct, frozen=True):
+    """A PCI function that has parts, and that no selector chooses: no device, but the parent of some."""
+
+    address: str
+    vendor: str
+    device: str
+    model: str | None
+    driver: str | None
+    parent: str | None = None
+    """Its physical function, if it is a virtual function itself."""
 
 
 class ResourceView(Struct, frozen=True):
@@ -300,6 +318,8 @@ class NodeView(Struct, frozen=True):
     """Why these settings offer nothing, as a sentence; empty if they offer anything."""
     pods: tuple[PodView, ...] = ()
     """The pods that have a GPU by kubelet's ledger, may still hold one, or use a claim without one."""
+    cards: tuple[CardView, ...] = ()
+    """The parents of devices that are no devices themselves, sorted by address."""
 
     @property
     def problems(self) -> tuple[tuple[str, str], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.cli.live.screen import NEW_S, frame
 from gpuactors.cli.live.text import Style, cut, end, padded, width
@@ -14,7 +15,7 @@ from gpuactors.control.client import Running
 from gpuactors.control.node_view import view_of
 from gpuactors.core.events.host import UeventsOpened
 from gpuactors.core.events.kubelet import KubeletGone
-from gpuactors.core.values.model import Holder
+from gpuactors.core.values.model import Holder, pci_address
 from tests.core.builders import Core, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
@@ -85,6 +86,16 @@ def test_more_than_fit_are_counted_and_what_is_unhealthy_is_shown_first() -> Non
     assert shown[0] == "0000:10:00.0"
     assert shown[-1] == "0000:8f:00.0"
     assert lines[-1] == f"… and {128 - len(shown)} GPUs more, 0 of them not Healthy: gpuactors inspect"
+
+
+def test_the_parts_of_a_card_stand_below_it_and_further_in() -> None:
+    pf = replace(gpu("10:00.0", driver="nvidia"), has_virtual_functions=True)
+    vf = replace(gpu("10:00.4", 0x40), physical=pci_address("0000:10:00.0"))
+    core = Core(pf, vf, gpu("11:00.0"))
+    lines = text(watched(core), core.at)
+    at = lines.index(of_gpu(lines))
+    assert lines[at + 1].startswith("  0000:10:00.4  vfio-pci")
+    assert lines[at + 2].startswith("0000:11:00.0 ")
 
 
 def of_gpu(lines: list[str], address: str = "0000:10:00.0") -> str:

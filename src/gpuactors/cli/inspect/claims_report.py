@@ -50,6 +50,10 @@ def lasted(seconds: float) -> str:
     return f"{int(seconds)} s"
 
 
+OFFERS: Final[Mapping[str, str]] = {OFFERED: "offered to claims", CLAIMED: "claimed"}
+"""The words for a device that nothing keeps from claims, by `DeviceOfClaimsView.offer`."""
+
+
 # --- of a device ------------------------------------------------------------------------------------------
 
 
@@ -59,7 +63,7 @@ def listing(device: DeviceView) -> str:
     if device.listed:
         return device.health
     offer = device.for_claims.offer if device.for_claims is not None else ""
-    return {OFFERED: "offered to claims", CLAIMED: "claimed"}.get(offer, NOT_LISTED)
+    return OFFERS.get(offer, NOT_LISTED)
 
 
 def reason(device: DeviceView, view: NodeView) -> str:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from gpuactors.cli.inspect import claims_report, domains_report
+from gpuactors.cli.inspect import cards, claims_report, domains_report
 from gpuactors.cli.inspect.claims_report import lasted, wrapped
 from gpuactors.cli.inspect.view import (
     NO_DEVICES,
     AnyExplained,
     Explained,
+    ExplainedCard,
     ExplainedClaim,
     ExplainedDomain,
     ExplainedPod,
@@ -36,6 +37,7 @@ def as_json(inspected: Inspected) -> str:
         "role": inspected.view.role if inspected.by_daemon else None,
         "resources": [_resource_dict(resource, inspected) for resource in inspected.view.resources],
         "devices": [_device_dict(device, inspected) for device in shown(inspected.view)],
+        "cards": [cards.card_dict(card) for card in inspected.view.cards],
         "claims": claims_report.claims_dict(inspected.view.claims),
         "compute_domains": domains_report.domains_dict(inspected.view.domains),
         "offers_problem": inspected.view.offers_problem or None,
@@ -84,6 +86,9 @@ def _device_dict(device: DeviceView, inspected: Inspected) -> dict[str, object]:
         "for_claims": claims_report.device_dict(device, inspected.view),
         "nodes": list(device.nodes),
         "since_s": _rounded(device.since_s) if inspected.by_daemon else None,
+        "kind": device.kind,
+        "parent": device.parent,
+        "profile": device.profile,
     }
 
 
@@ -117,17 +122,42 @@ def _table(inspected: Inspected, names: Sequence[str], columns: int, columns_of_
     if not devices:
         sections += [wrapped(NO_DEVICES, columns), *claim_sections]
         return "\n\n".join("\n".join(section) for section in sections)
-    rows = {device.address: cells(device, inspected.view, names) for device in devices}
-    widths = [max(len(row[i]) for row in (names, *rows.values())) for i in range(len(names) - 1)]
+    of_cards = cards.cards_of(inspected.view, devices)
+    divided = {card.address for card in of_cards}
+    whole = [d for d in devices if d.parent is None and d.address not in divided]
+    rows = {device.address: cells(device, inspected.view, names) for device in whole}
+    widths = (
+        [max(len(row[i]) for row in (names, *rows.values())) for i in range(len(names) - 1)] if rows else []
+    )
     resources = {resource.name: resource for resource in inspected.view.resources}
-    for name in sorted({device.resource for device in devices}):
-        gpus = [device for device in devices if device.resource == name]
-        section = [name, *wrapped(_totals(resources.get(name), len(gpus), inspected), columns, indent=2)]
-        for row in (names, *(rows[device.address] for device in gpus)):
+    for name in sorted({device.resource for device in devices if device.address not in divided}):
+        gpus = [device for device in whole if device.resource == name]
+        parts = [device for device in devices if device.parent is not None and device.resource == name]
+        totals_text = _totals(resources.get(name), len(gpus) + len(parts), inspected)
+        section = [name, *wrapped(totals_text, columns, indent=2)]
+        if parts:
+            section += wrapped(f"parts of {cards.places(parts, of_cards)}", columns, indent=2)
+        for row in (names, *(rows[device.address] for device in gpus)) if gpus else ():
             section += _lines(row, widths, columns_of_rows)
         sections.append(section)
+    sections += [_card_lines(card, inspected.view, names, columns) for card in of_cards]
     sections += claim_sections
     return "\n\n".join("\n".join(section) for section in sections)
+
+
+def _card_lines(card: cards.Card, view: NodeView, names: Sequence[str], columns: int) -> list[str]:
+    """Return the card, then its parts by resource and profile, each part in one line however long."""
+    shown_names = cards.names_of_columns(card, names[:-1] if names == WIDE else cards.COLUMNS)
+    rows = {part.address: cells(part, view, shown_names) for part in card.parts}
+    widths = [max(len(row[i]) for row in (shown_names, *rows.values())) for i in range(len(shown_names) - 1)]
+    lines = wrapped(cards.title(card, view), columns)
+    for (resource, profile), parts in cards.by_resource(card.parts).items():
+        named = f"{resource} ({profile})" if profile else resource
+        lines += wrapped(f"{named}: {cards.counted(parts)}", columns, indent=2)
+        for row in (shown_names, *(rows[part.address] for part in parts)):
+            lines += _lines(row, widths, UNFOLDED, indent=4)
+        lines += cards.reasons(parts, view, columns)
+    return lines
 
 
 def _heading(inspected: Inspected, columns: int) -> list[str]:
@@ -172,12 +202,13 @@ _CELLS: Final[Mapping[str, Callable[[DeviceView, NodeView], str]]] = {
     "CAUSE": lambda device, _: device.cause or "-",
     "SINCE": lambda device, _: lasted(device.since_s) if device.since_s is not None else "-",
     "OWNER": lambda device, _: device.owner or "-",
+    "PART OF": lambda device, _: device.parent or "-",
     "HOLDER": lambda device, _: ",".join(f"{h.pid} ({quoted_id(h.command)})" for h in device.holders) or "-",
     "REASON": claims_report.reason,
 }
 """The columns of a table, each with the function that returns its cell for a device."""
 
-WIDE: Final = tuple(_CELLS)
+WIDE: Final = tuple(name for name in _CELLS if name != cards.PARENT)
 """The columns of `-o wide`, which may be as wide as they need."""
 
 
@@ -190,9 +221,11 @@ def _cdev(node: str) -> str:
     return node.removeprefix(_CDEVS) if node.startswith(_CDEVS) else ""
 
 
-def _lines(row: Sequence[str], widths: Sequence[int], columns: int) -> list[str]:
-    """Return the row, and below its reason what does not fit."""
-    cells_before = "  " + "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
+def _lines(row: Sequence[str], widths: Sequence[int], columns: int, indent: int = 2) -> list[str]:
+    """Return the row, and below its last cell what does not fit."""
+    cells_before = " " * indent + "".join(
+        f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False)
+    )
     room = max(_REASON_MIN, columns - len(cells_before))
     first, *continued = folded(row[-1], room) or [""]
     return [(cells_before + first).rstrip(), *(" " * len(cells_before) + line for line in continued)]
@@ -206,6 +239,8 @@ def explained_text(explained: AnyExplained, columns: int = UNFOLDED) -> str:
     match explained:
         case Explained():
             return explanation(explained, columns)
+        case ExplainedCard():
+            return card_explanation(explained, columns)
         case ExplainedClaim():
             return claim_explanation(explained, columns)
         case ExplainedDomain():
@@ -221,6 +256,8 @@ def explained_json(explained: AnyExplained) -> str:
     match explained:
         case Explained():
             return explanation_json(explained)
+        case ExplainedCard():
+            return card_explanation_json(explained)
         case ExplainedClaim():
             return claim_explanation_json(explained)
         case ExplainedDomain():
@@ -273,6 +310,8 @@ def explanation_json(explained: Explained) -> str:
         ],
         **_source(inspected),
     }
+    if parts := cards.parts_of(device.address, view):
+        content["parts"] = [_device_dict(part, inspected) for part in parts]
     del content["group_members"]
     return json.dumps(content, indent=2)
 
@@ -289,6 +328,9 @@ def explanation(explained: Explained, columns: int = UNFOLDED) -> str:
         *(("Held by", str(holder)) for holder in device.holders),
         ("IOMMU group", _group(device)),
         ("Resource", _resource(device, inspected)),
+        ("Profile", device.profile),
+        ("Part of", cards.parent_of(device, view)),
+        *(("Parts", line) for line in cards.part_lines(device.address, view)),
         ("Kubelet's ID", device.id),
         ("NUMA node", "none" if device.numa_node is None else str(device.numa_node)),
         ("Inspected", _ago_text(device.inspected_s)),
@@ -304,6 +346,30 @@ def explanation(explained: Explained, columns: int = UNFOLDED) -> str:
     ]
     status = f"{claims_report.listing(device)}: {claims_report.reason(device, view)}"
     return _page([_title_of(device), status], facts, columns)
+
+
+def card_explanation(explained: ExplainedCard, columns: int = UNFOLDED) -> str:
+    """Return a card that is no device: its driver, and what each of its parts is given away as."""
+    card, inspected = explained.card, explained.inspected
+    facts = [
+        ("Driver", card.driver or "none"),
+        ("Part of", card.parent),
+        *(("Parts", line) for line in cards.part_lines(card.address, inspected.view)),
+        *_seen(inspected),
+    ]
+    title = [f"{card.address}  {cards.described(card)}", "no selector matches the card itself"]
+    return _page(title, facts, columns)
+
+
+def card_explanation_json(explained: ExplainedCard) -> str:
+    """Return the card with its parts, as one object."""
+    card, inspected = explained.card, explained.inspected
+    parts = cards.parts_of(card.address, inspected.view)
+    content = {
+        **cards.card_dict(card),
+        "parts": [_device_dict(part, inspected) for part in parts],
+    }
+    return json.dumps(content | _source(inspected), indent=2, ensure_ascii=False)
 
 
 def claim_explanation(explained: ExplainedClaim, columns: int = UNFOLDED) -> str:
@@ -396,6 +462,7 @@ def resource_explanation(explained: ExplainedResource, columns: int = UNFOLDED) 
         f"{d.model or 'unknown model'} ({d.vendor}:{d.device})" for d in devices if d.present
     )
     facts: list[tuple[str, str | None]] = [("Model", model) for model in models]
+    facts += [("Profile", profile) for profile in dict.fromkeys(d.profile for d in devices)]
     facts += [
         ("GPU", f"{d.address}, {claims_report.listing(d)}: {claims_report.reason(d, inspected.view)}")
         for d in devices
@@ -523,7 +590,9 @@ def _call(call: LastCallView, inspected: Inspected) -> str:
 def _title_of(device: DeviceView) -> str:
     if not device.present:
         return f"{device.address}  (not on this node any more)"
-    return f"{device.address}  {device.model or 'unknown model'} ({device.vendor}:{device.device})"
+    if not (device.vendor or device.model):  # its parent is no PCI function
+        return f"{device.address}  {device.profile or 'unknown model'}"
+    return f"{device.address}  {cards.described(device)}"
 
 
 def _owner(device: DeviceView, view: NodeView) -> str:

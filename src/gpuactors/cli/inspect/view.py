@@ -16,7 +16,15 @@ from gpuactors.config import Config, Resolved
 from gpuactors.control.about import Setting
 from gpuactors.control.client import NoDaemonError, Running, read_status
 from gpuactors.control.path import socket_path
-from gpuactors.control.view import ClaimView, DeviceView, DomainView, NodeView, PodView, ResourceView
+from gpuactors.control.view import (
+    CardView,
+    ClaimView,
+    DeviceView,
+    DomainView,
+    NodeView,
+    PodView,
+    ResourceView,
+)
 from gpuactors.core.kinds.presence import NO_GPU_HERE
 from gpuactors.core.values.model import Role
 from gpuactors.core.values.names import is_domain_id
@@ -90,7 +98,16 @@ class ExplainedResource(Struct, frozen=True):
     inspected: Inspected
 
 
-AnyExplained: TypeAlias = Explained | ExplainedClaim | ExplainedDomain | ExplainedPod | ExplainedResource
+class ExplainedCard(Struct, frozen=True):
+    """One parent of devices that is no device itself."""
+
+    card: CardView
+    inspected: Inspected
+
+
+AnyExplained: TypeAlias = (
+    Explained | ExplainedCard | ExplainedClaim | ExplainedDomain | ExplainedPod | ExplainedResource
+)
 
 
 def inspect(config: Config, progress: Progress = SILENT) -> Inspected:
@@ -112,21 +129,29 @@ def inspect(config: Config, progress: Progress = SILENT) -> Inspected:
 
 
 def explain(config: Config, address: str, progress: Progress = SILENT) -> AnyExplained:
-    """Return the view of one device, whose `address` may lack the PCI domain (`23:00.0`), of one resource by its name,
-    of one claim or compute domain by its NAMESPACE/NAME or UID, or of one pod by its NAMESPACE/NAME.
+    """Return the view of one device, whose `address` may lack the PCI domain (`23:00.0`) or be a UUID, of the card that
+    it is a part of, of one resource by its name or that of its vGPU profile, of one claim or compute domain by its
+    NAMESPACE/NAME or UID, or of one pod by its NAMESPACE/NAME.
 
     Raises `UnknownAddressError`, and `ports.errors.HostError` as `inspect`.
     """
     inspected = inspect(config, progress)
     try:
-        if (named := find_named(inspected, address)) is not None:
-            return named
-        return Explained(find(inspected.view, address), inspected)
+        return explain_in(inspected, address)
     except UnknownAddressError as exc:
         if inspected.by_daemon:
             raise
         # In a pod the daemon has its settings as arguments, which this command does not know.
         raise UnknownAddressError(f"{exc}\nread by {inspected.source}") from None
+
+
+def explain_in(inspected: Inspected, address: str) -> AnyExplained:
+    """Find what `address` names in a view; see `explain`. Raises `UnknownAddressError`."""
+    if (named := find_named(inspected, address)) is not None:
+        return named
+    if (card := _card(inspected.view, address)) is not None:
+        return ExplainedCard(card, inspected)
+    return Explained(find(inspected.view, address), inspected)
 
 
 def _read_status(config: Config, progress: Progress) -> Running:
@@ -203,7 +228,8 @@ def find_named(
         return ExplainedDomain(domain, inspected)
     if claim is not None or domain_claim is not None:
         return ExplainedClaim(claim, inspected, domain_claim)
-    if "/" not in text and not is_domain_id(text):  # the UID of an object is such a UUID
+    is_uuid = is_domain_id(text)  # as the UID of an object, and the key of a mediated device, is
+    if "/" not in text and (not is_uuid or any(d.address == text.lower() for d in view.devices)):
         return None
     if not inspected.by_daemon:
         raise UnknownAddressError(
@@ -225,11 +251,18 @@ def _names(view: NodeView) -> list[str]:
 
 
 def _resource(inspected: Inspected, text: str) -> ExplainedResource | None:
-    """Find a resource by its name, which may lack the domain. Raises `UnknownAddressError` for one that no device here
-    has: a domain has a dot, a namespace has none."""
+    """Find a resource by its name, which may lack the domain, or by the name of its vGPU profile. Raises
+    `UnknownAddressError` for one that no device here has: a domain has a dot, a namespace has none."""
     view = inspected.view
     names = sorted({r.name for r in view.resources} | {d.resource for d in view.devices if d.resource})
     name = next((n for n in names if text in (n, n.partition("/")[2])), None)
+    of_profile = sorted({d.resource for d in view.devices if d.profile is not None and d.profile == text})
+    if name is None and len(of_profile) > 1:
+        raise UnknownAddressError(
+            f"devices of the profile {text} have several resources: say which of {', '.join(of_profile)}"
+        )
+    if name is None and of_profile:
+        (name,) = of_profile
     if name is None:
         if "." in text.partition("/")[0] and text.count("/") == 1:
             raise UnknownAddressError(
@@ -242,6 +275,13 @@ def _resource(inspected: Inspected, text: str) -> ExplainedResource | None:
         tuple(d for d in view.devices if d.resource == name),
         inspected,
     )
+
+
+def _card(view: NodeView, address: str) -> CardView | None:
+    """Return the parent of devices at `address` that is no device; None if there is none."""
+    wanted = address.strip().lower()
+    names = (wanted, full_address(wanted), _by_slice_name(wanted))
+    return next((card for card in view.cards if card.address in names), None)
 
 
 def find(view: NodeView, address: str) -> DeviceView:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpuactors.cli.inspect import claims_report, domains_report
+from gpuactors.cli.inspect.cards import in_order
 from gpuactors.cli.inspect.claims_report import lasted
 from gpuactors.cli.inspect.report import WIDE, cells, registration, shown, utc
 from gpuactors.cli.inspect.view import NO_DEVICES, Inspected
@@ -115,10 +116,15 @@ def _causes(resource: ResourceView, view: NodeView) -> str:
 
 
 def _devices(inspected: Inspected, names: Sequence[str], room: int, driver_max: int) -> list[Line]:
-    devices = shown(inspected.view)
+    ordered = in_order(shown(inspected.view))
+    devices = [device for device, _ in ordered]
     if not devices:
         return [line(NO_DEVICES, Style.BAD)]
-    rows = {device.address: cells(device, inspected.view, names) for device in devices}
+    assert names[0] == "ADDRESS"
+    rows = {}
+    for device, depth in ordered:
+        address, *others = cells(device, inspected.view, names)
+        rows[device.address] = (_GAP * depth + address, *others)
     widths = [max(width(row[i]) for row in (names, *rows.values())) for i in range(len(names) - 1)]
     widths[names.index("DRIVER")] = min(widths[names.index("DRIVER")], driver_max)
     head = _GAP.join(padded(name, w) for name, w in zip(names, widths, strict=False))
@@ -141,8 +147,8 @@ def _that_fit(devices: Sequence[DeviceView], room: int) -> list[DeviceView]:
     """Return all devices, or else as many as fit beside a line about the others: first those that are not Healthy."""
     if len(devices) <= room:
         return list(devices)
-    chosen = sorted(devices, key=lambda device: (_is_well(device), device.address))[: max(1, room - 1)]
-    return sorted(chosen, key=lambda device: device.address)
+    chosen = {device.address for device in sorted(devices, key=_is_well)[: max(1, room - 1)]}
+    return [device for device in devices if device.address in chosen]
 
 
 def _is_well(device: DeviceView) -> bool:

@@ -37,7 +37,9 @@ async def test_what_was_written_is_read(tmp_path: Path) -> None:
     [
         b"", b"\xff", b"{", b"[]", b"null", b"{}", b'{"resources": 5}', b'{"resources": [5]}', b"[" * 100_000,
         b'{"resources": ["nvidia.com/H100"]}', b'{"resources": {"a": null}}', b'{"resources": {"a": "10de:2330"}}',
-        b'{"resources": {"a": [5]}}', b'{"resources": {}, "a": NaN}', b'{"resources": {"a": ["10de:2330", "H100"]}}',
+        b'{"resources": {"a": [5]}}', b'{"resources": {}, "profiles": []}',
+        b'{"resources": {"a": []}, "profiles": {"a": ["\\u0007"]}}', b'{"resources": {}, "profiles": {"a": [""]}}',
+        b'{"resources": {}, "a": NaN}', b'{"resources": {"a": ["10de:2330", "H100"]}}',
         b'{"resources": {"' + b"x" * (1 << 20) + b'": []}}',
     ],
     ids=lambda c: ascii(c[:20]),
@@ -98,6 +100,18 @@ async def test_one_of_the_two_places_is_enough(tmp_path: Path) -> None:
         assert await ServedFile(*places).read() == SERVED
     (tmp_path / FILE_NAME).write_text("damaged")
     assert await ServedFile(there, str(tmp_path / "empty")).read() == {}
+
+
+async def test_the_profiles_of_vgpus_are_where_an_older_daemon_does_not_look(tmp_path: Path) -> None:
+    file = ServedFile(str(tmp_path))
+    vgpu = ResourceName("nvidia.com/NVIDIA_L40S-1Q")
+    served = SERVED | {vgpu: frozenset({"NVIDIA L40S-1Q", "NVIDIA L40S-1Q "})}
+    await file.write(served)
+    assert await file.read() == served
+    assert json.loads((tmp_path / FILE_NAME).read_text()) == {
+        "resources": {H100: ["10de:2330"], vgpu: []},
+        "profiles": {vgpu: ["NVIDIA L40S-1Q", "NVIDIA L40S-1Q "]},
+    }
 
 
 async def test_another_model_of_a_name_is_kept_beside_the_first(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The file `served.json`: the resources that this node's gpuactors has served, with the models of each:
-`{"resources": {"nvidia.com/GH100_H100_SXM5_80GB": ["10de:2330"]}}`. Implements `ports.node.ServedResources`.
+`{"resources": {"nvidia.com/GH100_H100_SXM5_80GB": ["10de:2330"]}}`. Models that are no ids, the profiles of vGPUs, are
+apart, where a daemon that knows only ids does not look: `{"resources": {"nvidia.com/NVIDIA_L40S-1Q": []}, "profiles":
+{"nvidia.com/NVIDIA_L40S-1Q": ["NVIDIA L40S-1Q"]}}`. Implements `ports.node.ServedResources`.
 
 It is in the directory of the node's control socket, for a daemon with another state directory, and in the state
 directory, for an older daemon, and for kubelet's directory being made anew.
@@ -36,8 +38,11 @@ FILE_NAME: Final = "served.json"
 
 _MODE: Final = 0o644
 
-_MODEL: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
+_IDS: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
 """Vendor and device ID, as of `core.inventory.ids_of`."""
+
+_PROFILE: Final = re.compile(r"[\x20-\x7e]{1,128}")
+"""The name of a profile, as a driver prints it."""
 
 
 @final
@@ -71,7 +76,7 @@ class ServedFile:
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
         """Implement `ports.node.ServedResources.write`: a new file replaces the old one, so it is whole at any
         moment. One of the places is enough."""
-        text = json.dumps({"resources": {name: sorted(served[name]) for name in sorted(served)}}).encode()
+        text = json.dumps(_content(served)).encode()
         if problem := await trio.to_thread.run_sync(self._write, text):
             raise StateFileError(problem)
 
@@ -98,19 +103,31 @@ def _read_file(path: str) -> Mapping[ResourceName, frozenset[str]]:
     except OSError as exc:
         raise StateFileError(f"cannot read {path}: {exc.strerror}") from None
     try:
-        served = decode_json(text, dict[str, Any])["resources"]
-        return {ResourceName(encodable(name)): _models(value) for name, value in served.items()}
+        content = decode_json(text, dict[str, Any])
+        profiles = {name: _models(value, _PROFILE) for name, value in content.get("profiles", {}).items()}
+        return {
+            ResourceName(encodable(name)): _models(value, _IDS) | profiles.get(name, frozenset())
+            for name, value in content["resources"].items()
+        }
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise StateFileError(
             f"{path} is no list of resources ({type(exc).__name__}: {str(exc)[:100]}); it is written again"
         ) from None
 
 
-def _models(value: Any) -> frozenset[str]:
+def _content(served: Mapping[ResourceName, frozenset[str]]) -> Mapping[str, Mapping[str, list[str]]]:
+    """Return the content of the file."""
+    ids = {name: sorted(filter(_IDS.fullmatch, served[name])) for name in sorted(served)}
+    profiles = {name: sorted(served[name].difference(ids[name])) for name in ids}
+    profiles = {name: of_resource for name, of_resource in profiles.items() if of_resource}
+    return {"resources": ids, "profiles": profiles} if profiles else {"resources": ids}
+
+
+def _models(value: Any, form: re.Pattern[str]) -> frozenset[str]:
     """Return the models of one resource. Raises `TypeError` or `ValueError` for a value that is no list of models: they
     are compared with every allocated GPU of the resource."""
     if not isinstance(value, list):
         raise TypeError("models that are no list")
-    if not all(_MODEL.fullmatch(model) for model in value):
-        raise ValueError("a model that is not vendor and device")
+    if not all(form.fullmatch(model) for model in value):
+        raise ValueError("a model that is neither vendor and device nor a profile")
     return frozenset(value)

@@ -9,8 +9,14 @@ from typing import Any, Final
 import pytest
 
 from gpuactors.acts.theirs import frozen_json
-from gpuactors.core.claims.checkpoint import MalformedError
-from gpuactors.core.claims.stored import decoded_entry, decoded_return, encoded_entry, encoded_return
+from gpuactors.core.claims.checkpoint import Checkpoint, MalformedError
+from gpuactors.core.claims.stored import (
+    decoded_entry,
+    decoded_return,
+    encoded_entry,
+    encoded_return,
+    models_of,
+)
 from gpuactors.core.state.claims import (
     ClaimedGpu,
     DomainReservation,
@@ -83,6 +89,13 @@ PREPARED = StoredEntry(
         },
     ),
 )
+OF_A_MODEL = StoredEntry(
+    NAME,
+    ClaimState.PREPARED,
+    None,
+    GpuReservation((ClaimedGpu(device_key(GPU), (), model="NVIDIA L40S-1Q"),)),
+)
+"""Of a device that no act binds."""
 TAKEN_OVER = StoredEntry(
     ClaimName("", "", UID),
     ClaimState.TAKEN_OVER,
@@ -133,6 +146,11 @@ RECORDED: Final[Mapping[str, tuple[StoredEntry, str]]] = {
         '"configs":[{"fromClass":true,"requests":["gpu"],"parameters":{"kind":"VfioDeviceConfig",'
         '"iommu":{"backendPolicy":[1,null]}}}]}',
     ),
+    "of a device that no act binds": (
+        OF_A_MODEL,
+        '{"namespace":"default","name":"one","state":"Prepared","gpus":[{"address":"0000:23:00.0","stays":"",'
+        '"functions":[],"model":"NVIDIA L40S-1Q"}],"bound":[]}',
+    ),
     "taken over": (
         TAKEN_OVER,
         '{"namespace":"","name":"","state":"TakenOver","gpus":[],"bound":[],"given":[{"requests":["gpu"],'
@@ -178,7 +196,9 @@ def test_what_is_read_is_written_again_in_the_same_bytes(recorded: str) -> None:
     assert as_bytes(encoded_entry(decoded_entry(UID, read(recorded)))) == recorded
 
 
-@pytest.mark.parametrize("entry", [PREPARED, TAKEN_OVER, FOUND_BY_FILES, OF_A_DOMAIN_WITHOUT_FACTS])
+@pytest.mark.parametrize(
+    "entry", [PREPARED, OF_A_MODEL, TAKEN_OVER, FOUND_BY_FILES, OF_A_DOMAIN_WITHOUT_FACTS]
+)
 def test_an_entry_is_read_as_it_was(entry: StoredEntry) -> None:
     assert decoded_entry(UID, encoded_entry(entry)) == entry
 
@@ -222,6 +242,13 @@ def test_imex_of_before_its_channels_were_counted_has_the_driver_s_default() -> 
     own = domain_of(decoded_entry(UID, read(json.dumps(content)))).domain
     assert own is not None
     assert own.imex == ImexFacts(channel_major=501, caps_major=502, mgmt_minor=7, clique_id="c0ffee.1")
+
+
+def test_the_models_of_an_earlier_boot_are_those_of_functions_and_of_devices_that_no_act_binds() -> None:
+    entries = {ClaimUid("one"): PREPARED, ClaimUid("two"): OF_A_MODEL, ClaimUid("three"): FOUND_BY_FILES}
+    models = models_of(Checkpoint({uid: encoded_entry(entry) for uid, entry in entries.items()}))
+    key = device_key(GPU)
+    assert models == {"one": {key: "10de:2330"}, "two": {key: "NVIDIA L40S-1Q"}}
 
 
 def test_fields_of_a_newer_daemon_are_no_mistake() -> None:

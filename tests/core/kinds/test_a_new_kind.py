@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.cli.inspect.report import as_json, explanation
 from gpuactors.cli.inspect.view import Explained, Inspected, find
@@ -184,6 +185,17 @@ def test_a_claim_is_known_again_after_a_restart_and_its_files_go_when_it_is_gone
     after.changed(card(driver=None))
     assert after.claim_state(name("one")) is ClaimState.DRIFTED
     assert CARD in after.problem(name("one"))
+    after.changed(card())
+    assert isinstance(after.answer(after.prepare(name("one"))), Prepared)
+
+
+def test_a_claim_does_not_keep_a_device_that_has_become_another_model(core: Recorded) -> None:
+    core.prepare(allocated(name("one"), ONE))
+    after = core.restarted()
+    after.changed(replace(card(), device="70bb"))
+    assert after.claim_state(name("one")) is ClaimState.DRIFTED
+    assert "half of 70bb, and the claim has half of 70aa" in after.problem(name("one"))
+    assert isinstance(after.answer(after.prepare(name("one"))), Refused)
     after.changed(card())
     assert isinstance(after.answer(after.prepare(name("one"))), Prepared)
 

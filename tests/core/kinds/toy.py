@@ -80,7 +80,7 @@ class Halves:
                     key=half(number),
                     kind=self.name,
                     resource=RESOURCE,
-                    model="toy:half",
+                    model=f"half of {function.device}",
                     is_selected=True,
                     units=(function,),
                     members=(),

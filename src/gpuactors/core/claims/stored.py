@@ -35,6 +35,7 @@ from gpuactors.core.values.claim import (
     ClaimName,
     ClaimUid,
     Json,
+    OriginalDriver,
     OriginalDrivers,
     PreparedDevice,
 )
@@ -84,12 +85,13 @@ class _Function(_AtAddress, frozen=True):
     persistence: bool = False
 
 
-class _Gpu(_OnDisk, frozen=True):
+class _Gpu(_OnDisk, frozen=True, omit_defaults=True):
     """A `ClaimedGpu`."""
 
     key: str = field(name="address")
     keep_on_vfio: str = field(name="stays")
     functions: tuple[_Function, ...]
+    model: str = ""
 
     def __post_init__(self) -> None:
         """Check the key. Raises `ValueError`, to which msgspec adds the place in the file."""
@@ -260,11 +262,12 @@ def _models_of(
     except MalformedError:
         return {}
     firsts = {**drivers} | {f.address: f for gpu in gpus for f in gpu.functions if f.ids}
-    return {
-        gpu.key: first.ids
-        for gpu in gpus
-        if (first := firsts.get(function_address(gpu.key))) is not None and first.ids
-    }
+    models = {gpu.key: gpu.model or _ids(firsts.get(function_address(gpu.key))) for gpu in gpus}
+    return {key: model for key, model in models.items() if model}
+
+
+def _ids(function: OriginalDriver | None) -> str:
+    return function.ids if function is not None else ""
 
 
 def encoded_return(owed: OwedReturn) -> Mapping[str, Json]:

@@ -142,10 +142,10 @@ def another_model(state: NodeState, entry: ClaimRecord, device: Device) -> Reaso
     another model. None if it may be the same one: no serial number is read."""
     earlier = state.gpus.claims.earlier_models.get(entry.name.uid, {})
     address = function_address(device.key)
-    originals = (
-        original for gpu in gpus_of(entry).gpus for original in gpu.functions if original.address == address
-    )
-    ids = next((original.ids for original in originals), "") or earlier.get(device.key, "")
+    gpus = gpus_of(entry).gpus
+    originals = (original for gpu in gpus for original in gpu.functions if original.address == address)
+    reserved = next((gpu.model for gpu in gpus if gpu.key == device.key), "")
+    ids = reserved or next((original.ids for original in originals), "") or earlier.get(device.key, "")
     now = device.model
     if not ids or not now or now == ids:
         return None

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from gpuactors.core.claims.strangers import own_claims
 from gpuactors.core.gpus.exclusion import with_companions
 from gpuactors.core.gpus.placement import named_nodes
-from gpuactors.core.kinds.table import key_of, slice_name
+from gpuactors.core.kinds.kind import Act
+from gpuactors.core.kinds.table import key_of, kind_of, slice_name
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, ClaimSettings, gpus_of
 from gpuactors.core.state.gpus import Gpus, OfClaim, OfClaims
@@ -52,7 +53,7 @@ def claimed_gpu(state: NodeState, device: DeviceKey) -> ClaimedGpu:
         )
         for f in functions
     }
-    own = decided.get(function_address(device))
+    own, present = decided.get(function_address(device)), state.index.present.get(device)
     return ClaimedGpu(
         device,
         tuple(
@@ -60,6 +61,7 @@ def claimed_gpu(state: NodeState, device: DeviceKey) -> ClaimedGpu:
             for f in functions
         ),
         keep_on_vfio=own.sentence if own is not None and own.is_prebound else "",
+        model=present.model if present is not None and Act.BIND not in kind_of(present).acts else "",
     )
 
 

@@ -44,6 +44,9 @@ class ClaimedGpu(Struct, frozen=True, gc=False):
     """The device and its companions, sorted by address, each with the driver that it is returned to."""
     keep_on_vfio: str = ""
     """Why it stays on its vfio driver when the claim ends, as a sentence; empty if it is returned."""
+    model: str = ""
+    """The model of a device that no act binds (`Device.model`); empty for any other device, whose `functions` have it,
+    and if unknown."""
 
     @property
     def owned_keys(self) -> set[DeviceKey]:

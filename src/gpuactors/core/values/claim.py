@@ -156,7 +156,8 @@ OriginalDrivers = Mapping[PciAddress, OriginalDriver]
 """The original drivers, by address."""
 
 ClaimedModels = Mapping[ClaimUid, Mapping[DeviceKey, str]]
-"""The model of each device that a claim has had, by the claim and the device's address (`OriginalDriver.ids`)."""
+"""The model of each device that a claim has had, by the claim and the device's key (`OriginalDriver.ids`, or
+`ClaimedGpu.model`)."""
 
 
 class BoundFunction(Struct, frozen=True, gc=False):

@@ -115,7 +115,7 @@ def _read_file(path: str) -> Mapping[ResourceName, frozenset[str]]:
         ) from None
 
 
-def _content(served: Mapping[ResourceName, frozenset[str]]) -> Mapping[str, Mapping[str, list[str]]]:
+def _content(served: Mapping[ResourceName, frozenset[str]]) -> Mapping[str, Mapping[ResourceName, list[str]]]:
     """Return the content of the file."""
     ids = {name: sorted(filter(_IDS.fullmatch, served[name])) for name in sorted(served)}
     profiles = {name: sorted(served[name].difference(ids[name])) for name in ids}

@@ -13,6 +13,9 @@ from typing import Final
 CDEV: Final = "cdev"
 """CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV: `/dev/iommu` and `/dev/vfio/devices/vfioN`."""
 
+SRIOV: Final = "SR-IOV"
+"""CONFIG_PCI_IOV, and the modules `igb`, `igbvf` and `pci-pf-stub`."""
+
 
 @dataclass(frozen=True, slots=True)
 class DebianKernel:
@@ -38,8 +41,8 @@ KernelSource = DebianKernel | BuiltKernel
 
 KERNELS: Final[Mapping[str, KernelSource]] = MappingProxyType(
     {
-        "6.1": DebianKernel("linux-image-6.1."),
-        "6.12": DebianKernel("linux-image-6.12.", backports=True),
+        "6.1": DebianKernel("linux-image-6.1.", has=frozenset({SRIOV})),
+        "6.12": DebianKernel("linux-image-6.12.", backports=True, has=frozenset({SRIOV})),
         "iommufd": BuiltKernel("linux-source-6.12", "just vm-iommufd-kernel", frozenset({CDEV})),
     }
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +13,14 @@ from typing import Final
 
 from tests.support.patience import patient
 from tests.vm.guest.runner import Guest, eventually
-from tests.vm.guest.sysfs import Function, function_behind, functions_behind, let_vfio_take
+from tests.vm.guest.sysfs import (
+    Function,
+    blocked_reads,
+    function_behind,
+    functions_behind,
+    in_background,
+    let_vfio_take,
+)
 from tests.vm.guest.tenant import Tenant
 from tests.vm.guest.uevents import Uevent, UeventListener, assert_order
 from tests.vm.kernels import CDEV, KERNELS
@@ -35,9 +41,6 @@ EVENT_TIMEOUT_S: Final = patient(10.0)
 
 NOTHING_FOR_S: Final = 0.3
 """How long silence is listened to; what would come comes within 10 ms."""
-
-BLOCKED_FOR_S: Final = 0.5
-"""A read that has not come back after so long waits for something. One that waits for nothing takes a millisecond."""
 
 ATTRIBUTES: Final = (
     "class", "config", "device", "driver_override", "enable", "irq", "modalias", "numa_node", "power/control",
@@ -140,32 +143,22 @@ def _unbind_while_held(guest: Guest, uevents: UeventListener, edu: Function) -> 
         uevents.until(_pci("bind"), timeout_s=EVENT_TIMEOUT_S)
         tenant.open_device(edu.group_node, edu.address)
         assert uevents.silence(for_s=NOTHING_FOR_S) == []
-        unbind = _in_background(edu.unbind)
+        unbind = in_background(edu.unbind)
         at_release.callback(tenant.kill)
         eventually("the driver's link gone", lambda: edu.driver is None, timeout_s=EVENT_TIMEOUT_S)
         heard = uevents.silence(for_s=NOTHING_FOR_S)
         assert_order(heard, *early)
         assert edu.open_error() == errno.EBUSY
-        readers = {name: _in_background((edu.path / name).read_bytes) for name in ATTRIBUTES}
-        for reader in readers.values():
-            reader.join(timeout=BLOCKED_FOR_S)
-        blocked = {name for name, reader in readers.items() if reader.is_alive()}
+        blocked = blocked_reads(edu, ATTRIBUTES)
         guest.figures["blocked_while_unbound"] = sorted(blocked)
-        assert blocked == BLOCKS_WHILE_UNBOUND[guest.kernel], blocked
+        assert blocked.keys() == BLOCKS_WHILE_UNBOUND[guest.kernel], blocked
         assert unbind.is_alive()
         tenant.kill()
         events = uevents.until(_pci("unbind"), timeout_s=EVENT_TIMEOUT_S)
         assert_order(events, *ALL_OF_UNBIND[len(early) :])
-        for thread in (unbind, *readers.values()):
+        for thread in (unbind, *blocked.values()):
             thread.join(timeout=EVENT_TIMEOUT_S)
             assert not thread.is_alive(), thread
-
-
-def _in_background(act: Callable[[], object]) -> threading.Thread:
-    """A thread that may wait in the kernel as long as it likes; it holds nobody up, not even at the end."""
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    return thread
 
 
 def _shared_group(guest: Guest, uevents: UeventListener) -> None:

@@ -6,6 +6,8 @@ Plain writes to sysfs with their plain errors. Must not share code with the daem
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,6 +22,9 @@ DEV_VFIO: Final = Path("/dev/vfio")
 
 APPEAR_TIMEOUT_S: Final = patient(10.0)
 """A plugged function in sysfs. Measured: 10 to 65 ms."""
+
+BLOCKED_FOR_S: Final = 0.5
+"""A read that has not come back after so long waits for something. One that waits for nothing takes a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +104,11 @@ class Function:
 
     def override_vfio(self) -> None:
         """driver_override: only vfio-pci may have it, and may whatever its ids. Binds nothing yet."""
-        _write(self.path / "driver_override", "vfio-pci\n")
+        write(self.path / "driver_override", "vfio-pci\n")
 
     def probe(self) -> None:
         """drivers_probe: the kernel binds it to whatever driver knows it, or to none."""
-        _write(PCI / "drivers_probe", f"{self.address}\n")
+        write(PCI / "drivers_probe", f"{self.address}\n")
 
     def bind_by_address(self) -> None:
         """Its address into vfio-pci's own `bind`; ENODEV where neither an override nor an id lets that driver have
@@ -112,20 +117,20 @@ class Function:
 
     def bind_to(self, driver: str) -> None:
         """Its address into a driver's `bind`. A plain OSError says what the kernel or the driver refused."""
-        _write(PCI / "drivers" / driver / "bind", f"{self.address}\n")
+        write(PCI / "drivers" / driver / "bind", f"{self.address}\n")
 
     def unbind(self) -> None:
         """Take the driver away; the override stays. Blocks while somebody holds the device."""
-        _write(self.path / "driver" / "unbind", f"{self.address}\n")
+        write(self.path / "driver" / "unbind", f"{self.address}\n")
 
     def forget_override(self) -> None:
         """Clear driver_override. A driverless function that still has it binds at *any* `new_id` of its driver: the
         kernel then tries every function it has, and an override matches whatever the id (seen on 6.1)."""
-        _write(self.path / "driver_override", "\n")
+        write(self.path / "driver_override", "\n")
 
     def remove(self) -> None:
         """Take it out of the kernel's view, as before a repair; `rescan` finds it again. Blocks while held."""
-        _write(self.path / "remove", "1\n")
+        write(self.path / "remove", "1\n")
 
 
 def functions_behind(machine: Machine, port: str) -> list[Function]:
@@ -153,27 +158,42 @@ def function_behind(machine: Machine, port: str) -> Function:
 
 def let_vfio_take(vendor: str, device: str) -> None:
     """`new_id`: vfio-pci takes every driverless function of this id, present and future."""
-    _write(VFIO_PCI / "new_id", f"{vendor} {device}\n")
+    write(VFIO_PCI / "new_id", f"{vendor} {device}\n")
 
 
 def let_vfio_forget(vendor: str, device: str) -> None:
     """`remove_id`: undo `let_vfio_take`; what is bound stays bound."""
-    _write(VFIO_PCI / "remove_id", f"{vendor} {device}\n")
+    write(VFIO_PCI / "remove_id", f"{vendor} {device}\n")
 
 
 def rescan() -> None:
     """Look for functions on every PCI bus; returns when what was found is added and matched with drivers."""
-    _write(PCI / "rescan", "1\n")
+    write(PCI / "rescan", "1\n")
 
 
 def rescan_behind(machine: Machine, port: str) -> None:
     """The same behind one root port alone: so a scenario decides which of several functions is found first."""
     (bus,) = (PCI / "devices" / machine.port_address(port) / "pci_bus").iterdir()
-    _write(bus / "rescan", "1\n")
+    write(bus / "rescan", "1\n")
 
 
-def _write(path: Path, text: str) -> None:
-    # One write(2), no O_CREAT, no O_TRUNC: a missing attribute is an error, not a new file.
+def in_background(act: Callable[[], object]) -> threading.Thread:
+    """A thread that may wait in the kernel as long as it likes; it holds nobody up, not even at the end."""
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
+
+
+def blocked_reads(function: Function, attributes: Iterable[str]) -> dict[str, threading.Thread]:
+    """The attributes whose read waits for something in the kernel, with the thread that still waits."""
+    readers = {name: in_background((function.path / name).read_bytes) for name in attributes}
+    for reader in readers.values():
+        reader.join(timeout=BLOCKED_FOR_S)
+    return {name: reader for name, reader in readers.items() if reader.is_alive()}
+
+
+def write(path: Path, text: str) -> None:
+    """One write(2), no O_CREAT, no O_TRUNC: a missing attribute is an error, not a new file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())

@@ -1,5 +1,5 @@
-"""SR-IOV: a virtual function is no whole GPU, and a GPU with virtual functions is none. Neither is given away; who has
-one keeps it, and kubelet's books stay right."""
+"""SR-IOV: a virtual function is given away alone, while its physical function is on a driver of its host. A physical
+function with virtual ones is not given away; who has it keeps it, and kubelet's books stay right."""
 
 from __future__ import annotations
 
@@ -8,73 +8,275 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.pool import wanted_pool
+from gpuactors.core.events.claims import ActFailed
+from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import HostChanged
 from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.reports.snapshot import report
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import DraHealth, Prepared
+from gpuactors.core.values.claim import ActFault, ClaimsOf, DraHealth, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
-from gpuactors.core.values.effects import Granted, Ready, Refused
-from gpuactors.core.values.model import PciAddress, PciFunction
-from gpuactors.core.values.slices import ServerKeepsTaints
-from tests.core.builders import audio, gpu, pre_start_call
+from gpuactors.core.values.effects import Grant, Granted, Ready, Refused
+from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, ResourceName
+from gpuactors.core.values.slices import Attribute, BlockKind, BlockReason, ServerKeepsTaints
+from tests.core.builders import H100, audio, gpu, pre_start_call
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
-PF, VF, OTHER = "0000:01:00.0", "0000:01:00.4", "0000:02:00.0"
+PF, VF, VF2, OTHER = "0000:01:00.0", "0000:01:00.4", "0000:01:00.5", "0000:02:00.0"
+OF_VFS = ResourceName(f"{H100}_VF")
 
 
-def physical(driver: str | None = "vfio-pci", *, virtual: bool = True) -> PciFunction:
+def physical(driver: str | None = "xe", *, virtual: bool = True) -> PciFunction:
     return replace(gpu(PF, 1, driver=driver), has_virtual_functions=virtual)
 
 
-def virtual(driver: str | None = "vfio-pci") -> PciFunction:
-    return replace(gpu(VF, 9, driver=driver), physical=PciAddress(PF))
+def virtual(driver: str | None = "vfio-pci", address: str = VF, group: int = 9) -> PciFunction:
+    return replace(gpu(address, group, driver=driver), physical=PciAddress(PF))
 
 
 def causes(core: ClaimCore) -> dict[str, Cause]:
     return {device.key: device.cause for device in report(core.state)}
 
 
-def test_the_device_plugin_gives_neither_away_and_says_why() -> None:
+def blocked(core: ClaimCore) -> dict[str, BlockReason | None]:
+    return {key: device.blocked for key, device in core.state.offered.devices.items()}
+
+
+def allocate(core: ClaimCore, *devices: str) -> object:
+    """The answer to an Allocate of virtual functions."""
+    token = core.token()
+    core.feed(AllocateAsked(token, OF_VFS, (tuple(map(DeviceId, devices)),)))
+    return core.allocation(token)
+
+
+# --- the device plugin API --------------------------------------------------------------------------------------------
+
+
+def test_the_device_plugin_gives_a_virtual_function_away_and_not_its_physical_one() -> None:
     core = ClaimCore(physical(), virtual(), gpu(OTHER, 2))
-    assert core.device_list() == {PF: "Unhealthy", VF: "Unhealthy", OTHER: "Healthy"}
-    assert causes(core) == {PF: Cause.VIRTUAL_FUNCTIONS, VF: Cause.VIRTUAL_FUNCTION, OTHER: Cause.FREE}
-    for address, cause in ((PF, Cause.VIRTUAL_FUNCTIONS), (VF, Cause.VIRTUAL_FUNCTION)):
-        answer = core.allocation(core.allocate(address))
+    assert core.device_list(OF_VFS) == {VF: "Healthy"}
+    assert core.device_list() == {OTHER: "Healthy"}
+    granted = Grant(
+        (("PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB_VF", VF),), ("/dev/vfio/vfio", "/dev/vfio/9")
+    )
+    assert allocate(core, VF) == Granted((granted,))
+    core.others[OF_VFS, VF] = "vm-1"
+    core.pass_time(limits.LEDGER_S)
+    assert core.device_list(OF_VFS) == {VF: "Healthy"}
+    assert causes(core)[VF] is Cause.ALLOCATED
+
+
+def test_neither_is_given_away_while_the_physical_one_is_on_vfio() -> None:
+    core = ClaimCore(physical("vfio-pci"), virtual(), gpu(OTHER, 2))
+    assert core.device_list() == {PF: "Unhealthy", OTHER: "Healthy"}
+    assert core.device_list(OF_VFS) == {VF: "Unhealthy"}
+    of_vf, of_pf = Cause.PHYSICAL_FUNCTION_ON_VFIO, Cause.VIRTUAL_FUNCTIONS
+    assert causes(core) == {PF: of_pf, VF: of_vf, OTHER: Cause.FREE}
+    for answer, cause in ((core.allocation(core.allocate(PF)), of_pf), (allocate(core, VF), of_vf)):
         assert isinstance(answer, Refused)
         assert answer.causes == (cause,)
-    assert "a virtual function of 0000:01:00.0, which is no whole GPU" in core.reason(VF)
+    assert f"{PF}, which is on vfio-pci" in core.reason(VF, OF_VFS)
+    assert "neither KubeVirt nor Kata" in core.reason(VF, OF_VFS)
     assert "write 0 to its sriov_numvfs" in core.reason(PF)
 
 
-@pytest.mark.parametrize("driver", ["nvidia", "vfio-pci", None])
-def test_no_claim_gets_one_on_any_driver_and_nothing_is_touched(driver: str | None) -> None:
-    core = ClaimCore(physical(driver), virtual(driver))
-    for address, cause in ((PF, Cause.VIRTUAL_FUNCTIONS), (VF, Cause.VIRTUAL_FUNCTION)):
-        refused = core.refused(core.prepare(allocated(name("one"), address)))
-        assert refused.causes == (cause,)
-        assert address in refused.reason
+UNFIT = {
+    "it is on no driver": (physical(None),),
+    "it cannot be read": (replace(physical(), fault="its class cannot be read"),),
+    "it cannot be found": (),
+}
+"""The physical function of one that nobody gets, and why."""
+
+
+@pytest.mark.parametrize("why", UNFIT)
+def test_one_whose_physical_function_is_not_ready_is_not_given_away(why: str) -> None:
+    core = ClaimCore(*UNFIT[why], virtual(), gpu(OTHER, 2))
+    resource = OF_VFS if UNFIT[why] else H100
+    assert core.device_list(resource)[VF] == "Unhealthy"
+    assert causes(core)[VF] is Cause.PHYSICAL_FUNCTION_NOT_READY
+    assert PF in core.reason(VF, resource)
+    refused = core.refused(core.prepare(allocated(name("one"), VF)))
+    assert refused.causes == (Cause.PHYSICAL_FUNCTION_NOT_READY,)
+    core.changed(physical())
+    core.changed(virtual())
+    assert core.device_list(OF_VFS) == {VF: "Healthy"}
+    assert isinstance(core.answer(core.prepare(allocated(name("two"), VF))), Prepared)
+
+
+def test_a_hint_about_the_physical_function_is_one_about_its_virtual_ones() -> None:
+    """A virtual function has no uevent when its physical one is bound to another driver."""
+    core = ClaimCore(physical(), virtual())
+    requested = core.state.host.seen[PciAddress(VF)].inspection
+    core.changed(physical("vfio-pci"))
+    assert core.state.host.seen[PciAddress(VF)].inspection > requested
+    assert core.device_list(OF_VFS) == {VF: "Unhealthy"}
+
+
+@pytest.mark.parametrize("vfio", [False, True])
+def test_one_on_nvidias_driver_is_a_vgpu_and_is_never_given_away(vfio: bool) -> None:
+    core = ClaimCore(physical("nvidia"), replace(virtual("nvidia"), vfio_bound=vfio))
+    assert causes(core) == {VF: Cause.VIRTUAL_FUNCTION, PF: Cause.VIRTUAL_FUNCTIONS}
+    assert core.refused(core.prepare(allocated(name("one"), VF))).causes == (Cause.VIRTUAL_FUNCTION,)
     assert core.acts == []
+    assert core.wanted.offer is not None
+    pool = wanted_pool(core.wanted.offer, ServerKeepsTaints.YES)
+    assert [d.name for d in pool.devices] == ["gpu-0000-01-00-0"]
+    assert "on NVIDIA's driver" in pool.left_out["gpu-0000-01-00-4"]
 
 
-def test_a_slice_has_no_virtual_function_and_the_physical_one_with_a_taint() -> None:
-    core = ClaimCore(physical("nvidia"), virtual("nvidia"), gpu(OTHER, 2))
+def test_the_operator_may_give_both_one_name() -> None:
+    own = ResourceName("example.com/any")
+    core = ClaimCore(replace(physical(), own_name=own), replace(virtual(), own_name=own))
+    assert core.device_list(own) == {VF: "Healthy"}
+
+
+# --- slices and claims ------------------------------------------------------------------------------------------------
+
+
+def test_a_slice_has_both_and_the_physical_one_with_a_taint() -> None:
+    core = ClaimCore(physical(), replace(virtual(), numa_node=1), gpu(OTHER, 2))
     assert core.wanted.offer is not None
     pool = wanted_pool(core.wanted.offer, ServerKeepsTaints.YES)
     taints = {d.name: [t.value for t in d.taints] for d in pool.devices}
-    assert taints == {"gpu-0000-01-00-0": ["VirtualFunctions"], "gpu-0000-02-00-0": []}
-    assert pool.left_out == {
-        "gpu-0000-01-00-4": "0000:01:00.4 is a virtual function of 0000:01:00.0, which is no whole GPU"
+    assert taints == {
+        "gpu-0000-01-00-0": ["VirtualFunctions"],
+        "gpu-0000-01-00-4": [],
+        "gpu-0000-02-00-0": [],
     }
+    (attributes,) = (d.attributes for d in pool.devices if d.name == "gpu-0000-01-00-4")
+    assert attributes["isVF"] == Attribute("bool", True)
+    assert attributes["parent"] == Attribute("string", PF)
+    assert attributes["type"] == Attribute("string", "vfio")
+    assert attributes["resource.kubernetes.io/pciBusID"] == Attribute("string", VF)
+    assert attributes["resource.kubernetes.io/numaNode"] == Attribute("int", 1)
+
+
+@pytest.mark.parametrize("driver", ["xe", "vfio-pci", None])
+def test_no_claim_gets_a_physical_function_with_virtual_ones_and_nothing_is_touched(
+    driver: str | None,
+) -> None:
+    core = ClaimCore(physical(driver), virtual(None))
+    refused = core.refused(core.prepare(allocated(name("one"), PF)))
+    assert refused.causes == (Cause.VIRTUAL_FUNCTIONS,)
+    assert PF in refused.reason
+    assert core.acts == []
+
+
+@pytest.mark.parametrize("driver", ["xe", None])
+def test_a_claim_binds_a_virtual_function_alone_and_returns_it(driver: str | None) -> None:
+    """Another one is in its slot, and of its vendor."""
+    core = ClaimCore(physical(), virtual(driver), virtual(driver, VF2, 10))
+    assert isinstance(core.answer(core.prepare(allocated(name("one"), VF))), Prepared)
+    assert core.acts == [(Target.VFIO, VF)]
+    assert (core.driver(VF), core.driver(VF2), core.driver(PF)) == ("vfio-pci", driver, "xe")
+    assert core.device_list(OF_VFS) == {VF: "Unhealthy"}, "it is the claim's"
+    after = core.restarted()
+    assert after.claim_state(name("one")) is ClaimState.PREPARED
+    assert isinstance(after.answer(after.unprepare(name("one"))), Unprepared)
+    assert after.acts == [(Target.ORIGINAL_DRIVER, VF)]
+    assert after.driver(VF) == driver
+
+
+def test_one_that_an_administrator_has_bound_stays_bound() -> None:
+    core = ClaimCore(physical(), virtual())
+    core.prepare(allocated(name("one"), VF))
+    core.unprepare(name("one"))
+    assert core.driver(VF) == "vfio-pci"
+    assert core.device_list(OF_VFS) == {VF: "Healthy"}
+
+
+def test_of_a_group_of_virtual_functions_one_holder_has_all() -> None:
+    core = ClaimCore(physical(), virtual(), virtual(address=VF2))
+    assert isinstance(allocate(core, VF), Granted)
+    core.others[OF_VFS, VF] = "vm-1"
+    core.pass_time(limits.LEDGER_S)
+    assert causes(core)[VF2] is Cause.GROUP_IN_USE
+    refused = allocate(core, VF2)
+    assert isinstance(refused, Refused)
+    assert refused.causes == (Cause.GROUP_IN_USE,)
+    assert blocked(core)[VF2] == BlockReason(BlockKind.HELD, "GroupInUse")
+    waiting = core.prepare(allocated(name("one"), VF2))
+    assert core.claim_state(name("one")) is ClaimState.WAITING
+    assert "pod default/vm-1" in core.problem(name("one"))
+    core.others.clear()
+    core.pass_time(limits.LEDGER_S + POLL_S)
+    assert isinstance(core.answer(waiting), Prepared)
+    assert core.device_list(OF_VFS) == {VF: "Unhealthy", VF2: "Unhealthy"}
+    refused = allocate(core, VF)
+    assert isinstance(refused, Refused)
+    assert "claim default/one" in refused.reason
+
+
+def test_one_of_a_group_with_another_on_a_driver_of_the_host_is_not_given_away() -> None:
+    core = ClaimCore(physical(), virtual(), virtual("igbvf", VF2))
+    assert causes(core)[VF] is Cause.GROUP_NOT_VIABLE
+    assert f"{VF2} is bound to igbvf and is no part of the GPU" in core.reason(VF, OF_VFS)
+    refused = core.refused(core.prepare(allocated(name("one"), VF)))
+    assert refused.causes == (Cause.GROUP_NOT_VIABLE,)
+    assert core.acts == []
+
+
+# --- they come and go -------------------------------------------------------------------------------------------------
+
+
+def test_virtual_functions_are_listed_when_they_are_made_and_gone_when_they_go() -> None:
+    """drivers/pci/iov.c: `add` comes before the links that say what it is; no uevent names the physical one as the
+    virtual ones go."""
+    core = ClaimCore(physical(virtual=False))
+    core.functions[PciAddress(VF)] = replace(virtual(None), physical=None)
+    core.feed(HostChanged(PciAddress(VF), None, "add pci"))
+    core.functions |= {PciAddress(VF): virtual(None), PciAddress(PF): physical()}
+    core.feed(HostChanged(PciAddress(VF), None, "change pci"))
+    assert causes(core)[PF] is Cause.VIRTUAL_FUNCTIONS
+    core.functions[PciAddress(VF)] = virtual()
+    core.feed(HostChanged(PciAddress(VF), None, "bind pci"))
+    assert core.device_list(OF_VFS) == {VF: "Healthy"}
+    core.feed(HostChanged(PciAddress(PF), None, "change pci"))
+    assert core.device_list(OF_VFS) == {VF: "Healthy"}
+    core.functions[PciAddress(PF)] = physical(virtual=False)
+    core.unplugged(VF)
+    assert core.state.published.device_lists.get(OF_VFS, ()) == ()
+    assert causes(core) == {PF: Cause.NOT_BOUND}
+
+
+def test_a_pod_and_a_claim_whose_virtual_functions_go_with_the_driver_of_the_physical_one() -> None:
+    core = ClaimCore(physical(), virtual(), virtual(None, VF2, 10))
+    allocate(core, VF)
+    core.others[OF_VFS, VF] = "vm-1"
+    core.pass_time(limits.LEDGER_S)
+    core.prepare(allocated(name("one"), VF2))
+    core.functions[PciAddress(PF)] = physical("vfio-pci", virtual=False)
+    core.unplugged(VF, VF2)
+    assert core.device_list() == {PF: "Healthy"}, "it is whole again"
+    assert core.device_list(OF_VFS) == {VF: "Unhealthy"}
+    (entry,) = core.state.published.device_lists[OF_VFS]
+    assert entry.cause is Cause.GONE
+    assert core.claim_state(name("one")) is ClaimState.DRIFTED
+    assert isinstance(core.answer(core.unprepare(name("one"))), Unprepared)
+
+
+def test_virtual_functions_that_appear_during_the_act_on_their_physical_one_end_it() -> None:
+    core = ClaimCore(physical(virtual=False))
+    core.held_back = {"device"}
+    waiting = core.prepare(allocated(name("one"), PF))
+    (act,) = core.wanted.devices.values()
+    core.changed(virtual("xe"), physical())
+    fault = ActFault.VIRTUAL_FUNCTIONS
+    core.feed(ActFailed(act.number, f"{PF} has active virtual functions", fault, driver_kind=ClaimsOf.GPUS))
+    assert core.driver(PF) == "xe"
+    assert core.answer(waiting) is None or isinstance(core.answer(waiting), Refused)
+    assert "virtual functions" in core.problem(name("one"))
+    assert blocked(core)[VF] is None, "nobody has it"
 
 
 def test_a_pod_keeps_a_gpu_whose_virtual_functions_appear_and_the_books_stay_right() -> None:
-    core = ClaimCore(physical(virtual=False), gpu(OTHER, 2))
+    core = ClaimCore(physical("vfio-pci", virtual=False), gpu(OTHER, 2))
     assert isinstance(core.allocation(core.allocate(PF)), Granted)
     core.ledger[PF] = "vm-1"
     core.pass_time(limits.LEDGER_S)
-    core.changed(physical(), virtual())
-    assert core.device_list() == {PF: "Healthy", VF: "Unhealthy", OTHER: "Healthy"}
+    core.changed(physical("vfio-pci"), virtual())
+    assert core.device_list() == {PF: "Healthy", OTHER: "Healthy"}
+    assert core.device_list(OF_VFS) == {VF: "Unhealthy"}
     assert causes(core)[PF] is Cause.ALLOCATED
     token = core.token()
     core.feed(pre_start_call(PF, token=token))
@@ -82,14 +284,14 @@ def test_a_pod_keeps_a_gpu_whose_virtual_functions_appear_and_the_books_stay_rig
     core.ledger.clear()
     core.pass_time(limits.LEDGER_S + POLL_S)
     assert core.device_list()[PF] == "Unhealthy"
-    core.changed(physical(virtual=False))
+    core.changed(physical("vfio-pci", virtual=False))
     assert core.device_list()[PF] == "Healthy"
 
 
 def test_a_claim_keeps_a_gpu_whose_virtual_functions_appear() -> None:
     core = ClaimCore(physical("nvidia", virtual=False))
     core.prepare(allocated(name("one"), PF))
-    core.changed(physical())
+    core.changed(physical("vfio-pci"))
     assert [h.health for h in core.wanted.health] == [DraHealth.HEALTHY]
     assert core.wanted.offer is not None
     (offered,) = core.wanted.offer.devices
@@ -101,9 +303,9 @@ def test_a_claim_keeps_a_gpu_whose_virtual_functions_appear() -> None:
 def test_a_physical_function_is_whole_again_when_its_virtual_ones_go_without_a_uevent_of_it() -> None:
     """One of its virtual functions may be none that is selected, and so not known."""
     for known in (virtual(), replace(audio(VF, 9), physical=PciAddress(PF))):
-        core = ClaimCore(physical(), known)
+        core = ClaimCore(physical("vfio-pci"), known)
         assert core.device_list()[PF] == "Unhealthy"
-        core.functions[PciAddress(PF)] = physical(virtual=False)
+        core.functions[PciAddress(PF)] = physical("vfio-pci", virtual=False)
         del core.functions[PciAddress(VF)]
         core.feed(HostChanged(PciAddress(VF), None, "remove pci"))
         assert core.device_list() == {PF: "Healthy"}

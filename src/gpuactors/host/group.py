@@ -13,7 +13,7 @@ from typing import Final, final
 from msgspec import Struct
 
 from gpuactors.core.values.claim import BoundFunction
-from gpuactors.core.values.model import PciAddress, is_bridge
+from gpuactors.core.values.model import PciAddress, is_bridge, is_pci_address
 from gpuactors.core.values.text import encodable
 from gpuactors.host.best_effort import names_in, text_of
 from gpuactors.host.faults import GONE, raise_if_short
@@ -50,6 +50,8 @@ class GroupFunction(Struct, frozen=True):
     class_code: str
     """The class code, six hex digits; empty if it cannot be read."""
     has_virtual_functions: bool
+    physical: PciAddress | None
+    """See `PciFunction.physical`."""
     modalias: str
     """The modalias, `pci:v…`; empty if it cannot be read."""
     interrupts: int = 0
@@ -118,6 +120,7 @@ class GroupReader:
         usable = bool(cdevs) and all(
             os.path.exists(self._root.real(node)) for node in (cdev_node(cdevs[0]), IOMMUFD_NODE)
         )
+        physical = _link_name(f"{directory}/physfn")
         return GroupFunction(
             BoundFunction(
                 address,
@@ -130,6 +133,7 @@ class GroupReader:
             vendor=_text(f"{directory}/vendor").removeprefix("0x"),
             class_code=_text(f"{directory}/class").removeprefix("0x"),
             has_virtual_functions=any(name.startswith("virtfn") for name in names_in(directory)),
+            physical=PciAddress(physical) if physical is not None and is_pci_address(physical) else None,
             modalias=self._modalias(directory),
             interrupts=len(names_in(f"{directory}/msi_irqs")),
         )

@@ -73,7 +73,8 @@ _NO_GROUP: Final = IommuGroup()
 
 @final
 class SysfsReader:
-    """Reads the selected functions, and those that share an IOMMU group with them. Keeps nothing between calls."""
+    """Reads the selected functions, those that share an IOMMU group with them, and the physical function of each SR-IOV
+    virtual function among these. Keeps nothing between calls."""
 
     def __init__(
         self,
@@ -100,9 +101,10 @@ class SysfsReader:
         unanswered: Collection[str] = (),
         reads: Callable[[str], None] = lambda name: None,
     ) -> tuple[PciFunction, ...]:
-        """Return every function that is selected or `allocated`, and the other members of their IOMMU groups, sorted by
-        address. Reads the vendor of each function on the bus, but the rest only of the selected ones: a host has
-        thousands of functions and a few GPUs. Raises `HostError` if the bus cannot be listed.
+        """Return every function that is selected or `allocated`, the other members of their IOMMU groups, and the
+        physical functions of all these, sorted by address. Reads the vendor of each function on the bus, but the rest
+        only of the selected ones: a host has thousands of functions and a few GPUs. Raises `HostError` if the bus
+        cannot be listed.
 
         `unanswered`: functions of which only links are read, as reads of their attributes hang; they are at fault.
         `reads` is called with the name of each function before its attributes are read, and may raise.
@@ -129,6 +131,9 @@ class SysfsReader:
         for silent in (companions - functions.keys()) & frozenset(unanswered):
             functions[silent] = self._unanswered(silent)
         self._add_companions(look, functions, sorted(companions), reads)
+        for silent in (_physical_of(functions) - functions.keys()) & frozenset(unanswered):
+            functions[silent] = self._unanswered(silent)
+        self._add_physical(look, functions, reads)
         return tuple(functions[address] for address in sorted(functions))
 
     def look(self) -> Look:
@@ -138,8 +143,9 @@ class SysfsReader:
     def inspect(
         self, address: PciAddress, allocated: Collection[PciAddress] = (), look: Look | None = None
     ) -> tuple[PciFunction, ...]:
-        """Return the function and its IOMMU group, sorted by address, if any of them is selected or `allocated`;
-        nothing if it does not exist. Raises `HostError` if there is no PCI bus to read.
+        """Return the function, its IOMMU group and their physical functions, sorted by address, if any of the group is
+        selected or `allocated`; the function alone if only a virtual function of its own is; nothing if it does not
+        exist. Raises `HostError` if there is no PCI bus to read.
         """
         look = look or self.look()
         function, chosen = self._function(look, address)
@@ -149,8 +155,9 @@ class SysfsReader:
             return ()
         group = {address: function}
         if self._add_companions(look, group, members) or chosen or not group.keys().isdisjoint(allocated):
+            self._add_physical(look, group)
             return tuple(group[member] for member in sorted(group))
-        return ()
+        return (function,) if self._has_chosen_virtual_function(look, function, allocated) else ()
 
     def function(self, look: Look, address: PciAddress) -> PciFunction | None:
         """Return one function, chosen or not; None if it does not exist. Raises `HostError` for a shortage."""
@@ -223,6 +230,34 @@ class SysfsReader:
                 functions[member] = function
                 any_chosen = any_chosen or chosen
         return any_chosen
+
+    def _add_physical(
+        self,
+        look: Look,
+        functions: dict[PciAddress, PciFunction],
+        reads: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """Add the physical functions that are missing, each read once in a look."""
+        for address in sorted(_physical_of(functions) - functions.keys()):
+            if address not in look.physical:
+                reads(address)
+                function, _ = self._function(look, address)
+                look.physical[address] = None if function is None else self._with_group(look, function)[0]
+            if (physical := look.physical[address]) is not None:
+                functions[address] = physical
+
+    def _has_chosen_virtual_function(
+        self, look: Look, function: PciFunction, allocated: Collection[PciAddress]
+    ) -> bool:
+        """Return whether a scan would add the function, as a virtual function of its own is selected or `allocated`."""
+        if not function.has_virtual_functions:
+            return False
+        directory = Directory(function.address, f"{self._bus}/{function.address}")
+        for link in names_in(directory.path):
+            name = directory.link(link) if link.startswith("virtfn") else None
+            if name is not None and (name in allocated or self._function(look, name, unless_chosen=False)[1]):
+                return True
+        return False
 
     def _with_group(
         self, look: Look, function: PciFunction
@@ -356,6 +391,7 @@ class SysfsReader:
         """Return a function whose attributes are not read, as that hangs: links and listings do not."""
         directory = Directory(name, f"{self._bus}/{name}")
         driver = directory.link("driver")
+        physical = directory.link("physfn")
         return PciFunction(
             address=pci_address(name),
             vendor="",
@@ -369,6 +405,8 @@ class SysfsReader:
             nodes=(),
             model=None,
             fault=fault(name, directory.path, "does not answer: a read of its attributes hangs"),
+            physical=_address(physical) if physical is not None else None,
+            has_virtual_functions=directory.link("virtfn0") is not None,
             presence=presence_of(directory.path) or 0,
         )
 
@@ -420,6 +458,8 @@ class Look:
         self._root = root
         self._nodes: dict[str, bool | str] = {}
         self._groups: dict[int, IommuGroup] = {}
+        self.physical: dict[PciAddress, PciFunction | None] = {}
+        """The physical functions that were read because of a virtual one; None if there is none at the address."""
 
     def node(self, node: str) -> bool | str:
         """Return whether that path of the host's /dev exists, as `_exists`."""
@@ -616,6 +656,11 @@ def pcie_root_of(directory: str) -> str | None:
     except OSError:
         return None
     return None if root is None else root[1]
+
+
+def _physical_of(functions: Mapping[PciAddress, PciFunction]) -> set[PciAddress]:
+    """Return the physical functions of the virtual ones among these."""
+    return {f.physical for f in functions.values() if f.physical is not None}
 
 
 def _address(name: str) -> PciAddress | None:

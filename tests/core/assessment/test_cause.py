@@ -353,8 +353,21 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
         lambda: broken(replace(gpu(A, 7), direct_region="0xa000 to 0xafff")),
     ),
     "its node is missing": (Cause.NODE_MISSING, lambda: broken(gpu(A, has_node=False))),
-    "it is a virtual function": (
+    "it is a virtual function on NVIDIA's driver": (
         Cause.VIRTUAL_FUNCTION,
+        lambda: broken(
+            replace(gpu(A, driver="nvidia"), vfio_bound=True, physical=pci_address("0000:01:00.7"))
+        ),
+    ),
+    "it is a virtual function of one that is on vfio": (
+        Cause.PHYSICAL_FUNCTION_ON_VFIO,
+        lambda: broken(
+            replace(gpu(A), physical=pci_address("0000:01:00.7")),
+            replace(gpu("01:00.7", 9, device="2331", model="B"), has_virtual_functions=True),
+        ),
+    ),
+    "it is a virtual function of one that is not known": (
+        Cause.PHYSICAL_FUNCTION_NOT_READY,
         lambda: broken(replace(gpu(A), physical=pci_address("0000:01:00.7"))),
     ),
     "it has virtual functions": (

@@ -148,7 +148,9 @@ class ClaimCore(CallsCore):
                 if found is None
                 else tuple(f for f in self.functions.values() if f.iommu_group == found.iommu_group)
             )
-            return FunctionInspected(number, address, group)
+            physical = {f.physical for f in group if f.physical is not None} - {f.address for f in group}
+            read = (*group, *(self.functions[a] for a in sorted(physical & self.functions.keys())))
+            return FunctionInspected(number, address, read)
         if "ledger" in self.held_back:
             poll = self.state.host.polls.refresh.outstanding
             return None if poll is None else self.poll_event(poll)

@@ -93,9 +93,11 @@ def never_seen(host: Host, devices: Set[DeviceKey]) -> Set[DeviceKey]:
 
 
 def hinted(state: NodeState, event: HostChanged) -> frozenset[PciAddress]:
-    """Return the addresses that a hint concerns: the function it names, or the known members of the group it names."""
+    """Return the addresses that a hint concerns: the function it names and the known virtual functions of that, or the
+    known members of the group it names."""
     if event.address is not None:
-        return frozenset((event.address, *_without_uevent(state, event.address)))
+        virtual = [a for a, f in state.host.functions.items() if f.physical == event.address]
+        return frozenset((event.address, *virtual, *_without_uevent(state, event.address)))
     return frozenset(a for a, f in state.host.functions.items() if f.iommu_group == event.iommu_group)
 
 
@@ -258,6 +260,7 @@ def _with_identity(function: PciFunction, last: PciFunction | None) -> PciFuncti
         class_code=function.class_code or last.class_code,
         model=function.model or last.model,
         iommu_group=last.iommu_group if function.iommu_group is None else function.iommu_group,
+        physical=function.physical or last.physical,
         vfio_bound=function.vfio_bound or (function.driver is None and last.vfio_bound),
     )
 

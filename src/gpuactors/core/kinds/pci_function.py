@@ -23,6 +23,7 @@ from gpuactors.core.values.model import (
     DeviceKey,
     Observed,
     PciFunction,
+    ResourceName,
     device_key,
     is_pci_address,
 )
@@ -82,16 +83,14 @@ class PciFunctions:
         return None if match is None else DeviceKey("{}:{}:{}.{}".format(*match.groups()))
 
     def devices(self, facts: HostFacts) -> Iterable[Device]:
-        iommufd = any(function.iommufd for function in facts.functions.values())
-
-        def inputs_of(function: PciFunction) -> _Inputs:
-            members = (function,) if function.iommu_group is None else facts.groups[function.iommu_group]
-            return function, members, facts.selectors, iommufd
-
-        return _whole({a: inputs_of(function) for a, function in facts.functions.items()}).values()
+        iommufd = has_iommufd(facts)
+        whole = (function for function in facts.functions.values() if function.physical is None)
+        return _whole(
+            {f.address: (f, members_of(f, facts), facts.selectors, iommufd) for f in whole}
+        ).values()
 
     def blocker(self, device: Device, use: Observed | None) -> Reason | None:
-        (function,) = device.units
+        function = device.units[0]
         if (blocker := not_whole(function)) is not None:
             return blocker
         if not function.vfio_bound:
@@ -110,11 +109,13 @@ class PciFunctions:
         return None
 
     def not_backed(self, device: Device) -> Reason:
-        (function,) = device.units
+        function = device.units[0]
         if function.vfio_bound:
             return Reason(
                 Cause.NOT_SELECTED, "no selector matches it under this name any more (--select, pci.ids)"
             )
+        if (part := not_whole(function)) is not None:
+            return part
         if function.driver is None:
             return Reason(Cause.NOT_BOUND, "bound to no driver; bind it to vfio-pci to offer it")
         return Reason(
@@ -123,21 +124,21 @@ class PciFunctions:
         )
 
     def never_given(self, device: Device) -> Reason | None:
-        (function,) = device.units
+        function = device.units[0]
         return without_group(function) or not_whole(function)
 
     def to_bind(self, device: Device) -> tuple[PciFunction, ...]:
-        (function,) = device.units
+        function = device.units[0]
         return with_companions(function, device.members)
 
     def not_viable(self, device: Device, to_bind: Collection[PciFunction]) -> Reason | None:
-        (function,) = device.units
+        function = device.units[0]
         return not_viable(function, function, device.members, {f.address for f in to_bind})
 
     def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
         """Refuse, as the host's fabric manager knows only the GPUs on the host's driver: after the bind it could not
         name this one, and no other program partitions the fabric for it."""
-        (function,) = device.units
+        function = device.units[0]
         if (
             not switches
             or function.driver is None
@@ -167,7 +168,7 @@ class PciFunctions:
         )
 
     def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:
-        (function,) = device.units
+        function = device.units[0]
         attributes: dict[str, str | int | bool | None] = {
             PCI_BUS_ID: device.key,
             f"{STANDARD}pcieRoot": device.pcie_root,
@@ -187,7 +188,7 @@ class PciFunctions:
             attributes={name: attribute(value) for name, value in attributes.items() if value is not None},
             # As NVIDIA's driver: the memory behind the BARs, which is more than the GPU's own.
             capacity={"addressableMemory": quantity(function.memory_bytes)} if function.memory_bytes else {},
-            invalid=_invalid(device, claimed=claimed),
+            invalid=_invalid(device),
             claimed=claimed,
         )
 
@@ -206,10 +207,8 @@ class PciFunctions:
         return DeviceEdits(result, edits, {PCI_BUS_ID: key} if key is not None else {})
 
 
-def _invalid(device: Device, *, claimed: bool) -> str:
+def _invalid(device: Device) -> str:
     """Return why no slice can have the device, as a sentence; empty if one can."""
-    if device.parent is not None and not claimed:
-        return f"{device.key} is a virtual function of {device.parent}, which is no whole GPU"
     if _FOUR_DIGITS.fullmatch(device.key):
         return ""
     return (
@@ -227,13 +226,39 @@ _Inputs = tuple[PciFunction, tuple[PciFunction, ...], tuple[Selector, ...], bool
 def _whole(inputs: _Inputs) -> Device:
     """Return the device that consists of a whole PCI function."""
     function, members, selectors, iommufd = inputs
+    return device_of(
+        (function,), members, selectors, kind=PCI_FUNCTION.name, resource=named(function), iommufd=iommufd
+    )
+
+
+def has_iommufd(facts: HostFacts) -> bool:
+    """Return the value of `Device.iommufd`."""
+    return any(function.iommufd for function in facts.functions.values())
+
+
+def members_of(function: PciFunction, facts: HostFacts) -> tuple[PciFunction, ...]:
+    """Return all known functions of the function's IOMMU group; the function alone if it is in none."""
+    return (function,) if function.iommu_group is None else facts.groups[function.iommu_group]
+
+
+def device_of(
+    units: tuple[PciFunction, ...],
+    members: tuple[PciFunction, ...],
+    selectors: Iterable[Selector],
+    *,
+    kind: KindName,
+    resource: ResourceName,
+    iommufd: bool,
+) -> Device:
+    """Return the device that a PCI function is, the first of `units`. The arguments are as in `Device`."""
+    function = units[0]
     return Device(
         key=device_key(function.address),
-        kind=PCI_FUNCTION.name,
-        resource=named(function),
+        kind=kind,
+        resource=resource,
         model=ids_of(function),
         is_selected=is_selected(selectors, function),
-        units=(function,),
+        units=units,
         members=members,
         group=function.iommu_group,
         parent=None if function.physical is None else device_key(function.physical),
@@ -254,16 +279,10 @@ PCI_FUNCTION: Final[Kind] = PciFunctions()
 
 def not_whole(function: PciFunction) -> Reason | None:
     """Return why it is no whole GPU, whatever driver it is on; None if it is one. A pod that has it keeps it."""
-    if function.physical is not None:
-        return Reason(
-            Cause.VIRTUAL_FUNCTION,
-            f"a virtual function of {function.physical}, which is no whole GPU: virtual functions are not allocated; "
-            f"to allocate {function.physical}, write 0 to its sriov_numvfs",
-        )
     if function.has_virtual_functions:
         return Reason(
             Cause.VIRTUAL_FUNCTIONS,
-            "its virtual functions are active, so that it is no whole GPU, and they would go with its driver: write 0 "
+            "its virtual functions are active, and they would go with its driver: allocate those instead, or write 0 "
             "to its sriov_numvfs when nobody uses them",
         )
     return None

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 
 from gpuactors.core.kinds.kind import HostFacts, Kind
 from gpuactors.core.kinds.pci_function import PCI_FUNCTION
+from gpuactors.core.kinds.virtual_function import VIRTUAL_FUNCTION
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import DeviceKey
 
-KINDS: tuple[Kind, ...] = (PCI_FUNCTION,)
+KINDS: tuple[Kind, ...] = (VIRTUAL_FUNCTION, PCI_FUNCTION)
 """Every kind. If two kinds have a device of the same key, it belongs to the first one."""
 
 
@@ -48,4 +49,4 @@ def devices(facts: HostFacts) -> Mapping[DeviceKey, Device]:
     for kind in KINDS:
         for device in kind.devices(facts):
             by_key.setdefault(device.key, device)
-    return by_key if len(KINDS) == 1 else dict(sorted(by_key.items()))
+    return dict(sorted(by_key.items()))

@@ -37,6 +37,10 @@ class Member(Protocol):
     def driver(self) -> str | None: ...
     @property
     def vfio_bound(self) -> bool: ...
+    @property
+    def physical(self) -> PciAddress | None: ...
+    @property
+    def has_virtual_functions(self) -> bool: ...
 
 
 _Member = TypeVar("_Member", bound=Member)
@@ -62,10 +66,14 @@ def is_companion(gpu: Member, other: Member) -> bool:
     """Return whether the other function of the group belongs to the GPU: it is in the GPU's slot, and of its vendor.
 
     The slot of a processor with graphics also has the host's USB controllers and its security processor, and the slot
-    of a server's management controller has its graphics: those are of another vendor than the graphics.
+    of a server's management controller has its graphics: those are of another vendor than the graphics. SR-IOV virtual
+    functions may be in one slot with each other and with their physical function: each is given away alone.
     """
     return (
         other.address != gpu.address
+        and gpu.physical is None
+        and other.physical is None
+        and not other.has_virtual_functions
         and slot_of(other.address) == slot_of(gpu.address)
         and other.vendor == gpu.vendor != ""
         and not is_bridge(other.class_code)

@@ -40,6 +40,8 @@ class Cause(StrEnum):
     FABRIC_OF_HOST = "FabricOfHost"
     VIRTUAL_FUNCTION = "VirtualFunction"
     VIRTUAL_FUNCTIONS = "VirtualFunctions"
+    PHYSICAL_FUNCTION_ON_VFIO = "PhysicalFunctionOnVfio"
+    PHYSICAL_FUNCTION_NOT_READY = "PhysicalFunctionNotReady"
     # --- it is gone, or another one
     GONE = "Gone"
     REPLACED_BY_ANOTHER = "ReplacedByAnother"
@@ -85,7 +87,7 @@ HEALTHY, UNHEALTHY, AS_BEFORE, CALL = "Healthy", "Unhealthy", "as before", "-"
 """The advertised health of a device with a cause; CALL for a cause of refused calls only."""
 
 
-OF_A_PART: Final = frozenset({Cause.VIRTUAL_FUNCTION, Cause.VIRTUAL_FUNCTIONS})
+OF_A_PART: Final = frozenset({Cause.VIRTUAL_FUNCTIONS})
 """The causes of a device that is no whole one: it is not allocated, and its present owner keeps it."""
 
 
@@ -201,13 +203,24 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.VIRTUAL_FUNCTION: Meaning(
         UNHEALTHY,
-        "It is an SR-IOV virtual function, a part of a GPU. gpuactors allocates whole GPUs only.",
-        "Nothing, if that is meant. To offer the whole GPU, write 0 to sriov_numvfs of its physical function.",
+        "It is an SR-IOV virtual function on NVIDIA's driver, which makes vGPUs of such. gpuactors never unbinds it.",
+        "Nothing, if that is meant.",
     ),
     Cause.VIRTUAL_FUNCTIONS: Meaning(
         UNHEALTHY,
         "Its SR-IOV virtual functions are active: it cannot be allocated as a whole, and an unbind would remove them.",
-        "Write 0 to its sriov_numvfs when they are not in use.",
+        "Allocate its virtual functions, or write 0 to its sriov_numvfs when they are not in use.",
+    ),
+    Cause.PHYSICAL_FUNCTION_ON_VFIO: Meaning(
+        UNHEALTHY,
+        "It is a virtual function whose physical function is on a vfio driver: to open it a VM would need a token, "
+        "which neither KubeVirt nor Kata can give.",
+        "Bind the physical function to its host's driver, and create the virtual functions by that.",
+    ),
+    Cause.PHYSICAL_FUNCTION_NOT_READY: Meaning(
+        UNHEALTHY,
+        "It is a virtual function whose physical function is on no driver, or cannot be read.",
+        "Bind the physical function to its host's driver; see the message for what cannot be read.",
     ),
     Cause.GONE: Meaning(
         UNHEALTHY,

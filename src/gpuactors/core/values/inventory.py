@@ -11,7 +11,7 @@ from typing import Final, NewType
 from msgspec import Struct
 
 from gpuactors.core.values.model import DeviceKey, Orphan, PciFunction, ResourceName, device_key
-from gpuactors.core.values.naming import resource_name
+from gpuactors.core.values.naming import resource_name, virtual_name
 from gpuactors.core.values.selector import Selector, matches
 
 KindName = NewType("KindName", str)
@@ -35,7 +35,8 @@ class Device(Struct, frozen=True, gc=False):
     is_selected: bool
     """True if the operator's selectors choose it."""
     units: tuple[PciFunction, ...]
-    """The functions of the host that it consists of; a whole function consists of itself."""
+    """The functions of the host whose facts it depends on, its own first: a whole function; an SR-IOV virtual function
+    and its physical one, if that is known. Never empty."""
     members: tuple[PciFunction, ...]
     """All known functions of its IOMMU group, sorted by address."""
     group: int | None
@@ -113,3 +114,13 @@ def may_be_unbinding(function: PciFunction) -> bool:
 def named(function: PciFunction) -> ResourceName:
     """Return the resource of the function's model: the operator's, else that of its name in pci.ids."""
     return function.own_name or resource_name(function.vendor, function.device, function.model)
+
+
+def named_virtual(function: PciFunction, physical: PciFunction | None) -> ResourceName:
+    """Return the resource of a virtual function's model: that of the physical function has another name, unless the
+    operator names both."""
+    name = named(function)
+    if function.own_name is not None or physical is None:
+        return name
+    is_shared = ids_of(function) == ids_of(physical) or name == named(physical)
+    return virtual_name(name) if is_shared else name

@@ -24,6 +24,10 @@ DOMAINS: Final[Mapping[str, str]] = {"10de": "nvidia.com", "1002": "amd.com", "8
 ENV_PREFIX: Final = "PCI_RESOURCE_"
 """KubeVirt's prefix for the addresses of PCI devices of one resource (pkg/virt-launcher, hostdevice/pci)."""
 
+_VIRTUAL: Final = "_VF"
+"""The suffix of the resource of virtual functions: AMD's in pci.ids have it, Intel's and NVIDIA's have the name of the
+physical function."""
+
 _ID = re.compile(r"[0-9a-f]{4}")
 _QUALIFIED = rf"(?=.{{1,{RESOURCE_NAME_MAX_CHARS}}}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
 _KUBERNETES: Final = "kubernetes.io"
@@ -45,6 +49,14 @@ def resource_name(vendor: str, device: str, model: str | None) -> ResourceName:
     """
     domain = DOMAINS.get(vendor.lower()) or f"pci-{_hex_digits(vendor)}"
     return ResourceName(f"{domain}/{_product(model or '') or _hex_digits(device)}")
+
+
+def virtual_name(resource: ResourceName) -> ResourceName:
+    """Return the resource of virtual functions whose physical function is of this resource:
+    `nvidia.com/AD102GL_L40S_VF`."""
+    domain, _, name = resource.partition("/")
+    kept = name[: RESOURCE_NAME_MAX_CHARS - len(_VIRTUAL)].rstrip("_")
+    return ResourceName(f"{domain}/{kept}{_VIRTUAL}")
 
 
 def parse_own_name(text: str) -> tuple[tuple[str, str], ResourceName]:

@@ -35,6 +35,8 @@ _PASSING: Final = frozenset(
         Cause.FABRIC_OF_HOST,
         Cause.VIRTUAL_FUNCTION,
         Cause.VIRTUAL_FUNCTIONS,
+        Cause.PHYSICAL_FUNCTION_ON_VFIO,
+        Cause.PHYSICAL_FUNCTION_NOT_READY,
     }
 )
 """The causes of a GPU that no virtual machine can open now, though nothing on the node is broken."""

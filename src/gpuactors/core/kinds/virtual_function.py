@@ -1,0 +1,170 @@
+"""SR-IOV virtual functions as devices, of any vendor. All but what their physical function decides is as for a whole
+function (`pci_function.py`).
+
+Must not decide who has a device: that is `assessment/holding.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, final
+
+from msgspec.structs import replace
+
+from gpuactors.core.kinds.kind import HostFacts, Kind
+from gpuactors.core.kinds.pci_function import PCI_FUNCTION, device_of, has_iommufd, members_of
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, DeviceEdits
+from gpuactors.core.values.effects import Grant
+from gpuactors.core.values.inventory import Device, KindName, named_virtual
+from gpuactors.core.values.memo import memoized_each
+from gpuactors.core.values.model import DeviceKey, Observed, PciFunction
+from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.selector import Selector
+from gpuactors.core.values.slices import OfferedDevice, attribute
+from gpuactors.core.values.status import Reason
+from gpuactors.core.values.vfio import VfioConfig
+
+_NVIDIA: Final = "nvidia"
+"""NVIDIA's driver, whose virtual functions are vGPUs: vfio-pci's probe of one fails (EINVAL)."""
+
+_OF_NVIDIA: Final = (
+    "a virtual function on NVIDIA's driver, which makes a vGPU of it: gpuactors never unbinds it"
+)
+
+
+@final
+class VirtualFunctions:
+    """The kind of the devices that are SR-IOV virtual functions."""
+
+    name: Final = KindName("virtual-function")
+    acts: Final = PCI_FUNCTION.acts
+
+    def is_key(self, text: str) -> bool:
+        return PCI_FUNCTION.is_key(text)
+
+    def slice_name(self, key: DeviceKey) -> str:
+        return PCI_FUNCTION.slice_name(key)
+
+    def key_of(self, slice_name: str) -> DeviceKey | None:
+        return PCI_FUNCTION.key_of(slice_name)
+
+    def devices(self, facts: HostFacts) -> Iterable[Device]:
+        iommufd = has_iommufd(facts)
+        return _virtual(
+            {
+                address: (
+                    function,
+                    facts.functions.get(physical),
+                    members_of(function, facts),
+                    facts.selectors,
+                    iommufd,
+                )
+                for address, function in facts.functions.items()
+                if (physical := function.physical) is not None
+            }
+        ).values()
+
+    def blocker(self, device: Device, use: Observed | None) -> Reason | None:
+        return without_physical(device) or PCI_FUNCTION.blocker(device, use)
+
+    def not_backed(self, device: Device) -> Reason:
+        if device.has_backing:
+            return PCI_FUNCTION.not_backed(device)
+        return without_physical(device) or PCI_FUNCTION.not_backed(device)
+
+    def never_given(self, device: Device) -> Reason | None:
+        return PCI_FUNCTION.never_given(device) or without_physical(device)
+
+    def to_bind(self, device: Device) -> tuple[PciFunction, ...]:
+        return PCI_FUNCTION.to_bind(device)
+
+    def not_viable(self, device: Device, to_bind: Collection[PciFunction]) -> Reason | None:
+        return PCI_FUNCTION.not_viable(device, to_bind)
+
+    def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
+        """Allow it: the physical function stays on its host's driver, which the fabric manager knows."""
+        return None
+
+    def grant(self, devices: Sequence[Device]) -> Grant:
+        return PCI_FUNCTION.grant(devices)
+
+    def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:
+        """Add the names `isVF`, as AMD's driver has it, and `parent`, the physical function's address. One on NVIDIA's
+        driver is left out: a card has dozens."""
+        offered = PCI_FUNCTION.offer(device, claimed=claimed)
+        own = {"isVF": attribute(value=True), "parent": attribute(device.parent or "")}
+        left_out = "" if claimed or device.driver != _NVIDIA else f"{device.key} is {_OF_NVIDIA}"
+        return replace(offered, attributes={**offered.attributes, **own}, invalid=offered.invalid or left_out)
+
+    def edits(
+        self,
+        result: AllocatedDevice,
+        device: Device | None,
+        bound: Sequence[BoundFunction],
+        config: VfioConfig,
+    ) -> DeviceEdits:
+        return PCI_FUNCTION.edits(result, device, bound, config)
+
+
+_Inputs = tuple[PciFunction, PciFunction | None, tuple[PciFunction, ...], tuple[Selector, ...], bool]
+"""The inputs of such a device: the function, its physical function if known, all known functions of its IOMMU group,
+the operator's selectors, and `Device.iommufd`."""
+
+
+@memoized_each
+def _virtual(inputs: _Inputs) -> Device:
+    """Return the device that is a virtual function."""
+    function, physical, members, selectors, iommufd = inputs
+    return device_of(
+        (function,) if physical is None else (function, physical),
+        members,
+        selectors,
+        kind=VIRTUAL_FUNCTION.name,
+        resource=named_virtual(function, physical),
+        iommufd=iommufd,
+    )
+
+
+VIRTUAL_FUNCTION: Final[Kind] = VirtualFunctions()
+
+
+def without_physical(device: Device) -> Reason | None:
+    """Return why its physical function, or NVIDIA's driver, keeps it from every virtual machine; None if it does
+    not.
+
+    Who opens a virtual function of a physical one that is on a vfio driver must present the token that the user of that
+    one has set (drivers/vfio/pci/vfio_pci_core.c, vfio_pci_validate_vf_token; since Linux 5.7). Neither KubeVirt nor
+    Kata can.
+    """
+    function, *known = device.units
+    if function.driver == _NVIDIA:
+        return Reason(
+            Cause.VIRTUAL_FUNCTION,
+            _OF_NVIDIA,
+        )
+    if not known:
+        return Reason(
+            Cause.PHYSICAL_FUNCTION_NOT_READY,
+            f"a virtual function of {function.physical}, which cannot be found: look for it with "
+            f"lspci -s {function.physical}",
+        )
+    physical = known[0]
+    if physical.vfio_bound:
+        return Reason(
+            Cause.PHYSICAL_FUNCTION_ON_VFIO,
+            f"a virtual function of {physical.address}, which is on {quoted_id(physical.driver or '')}: a VM would "
+            "need the token of who uses that one, which neither KubeVirt nor Kata can give; bind "
+            f"{physical.address} to its host's driver, and create the virtual functions by that",
+        )
+    if physical.fault is not None:
+        return Reason(
+            Cause.PHYSICAL_FUNCTION_NOT_READY,
+            f"a virtual function of {physical.address}, which cannot be read: {physical.fault}",
+        )
+    if physical.driver is None:
+        return Reason(
+            Cause.PHYSICAL_FUNCTION_NOT_READY,
+            f"a virtual function of {physical.address}, which is bound to no driver: bind that to its host's driver",
+        )
+    return None

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpuactors import limits
+from gpuactors.core.host.inspections import UEVENTS_END_S
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, Claims, domain_of, gpus_of
+from gpuactors.core.values.model import PciAddress
 
 
 def ranked(numbers: Iterable[int]) -> dict[int, int]:
@@ -46,6 +48,11 @@ def _entry(entry: ClaimRecord, ranks: Mapping[int, int], at: float) -> tuple[obj
         frozenset(gpus_of(entry).bound.items()),
         (entry.retry_at - at, entry.collect_at - at),
     )
+
+
+def seen_early(state: NodeState, since_at: float) -> frozenset[PciAddress]:
+    """What was last seen so soon after `since_at` that an inspection after a hint is waited for."""
+    return frozenset(a for a, s in state.host.seen.items() if s.at < since_at + UEVENTS_END_S)
 
 
 def _age(seconds: float, *, exact: bool) -> float:
@@ -128,6 +135,7 @@ def of_node(state: NodeState, ranks: Mapping[int, int], at: float) -> object:
             (
                 *(t, c.kind, c.requests, ranks[c.since], c.deadline - at, frozenset(c.seen.items())),
                 *(c.came_at - at, None if c.doubted is None else ranks[c.doubted]),
+                seen_early(state, c.came_at),
             )
             for t, c in state.calls.waiting.items()
         ),

@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.core.deviceplugin.calls import UEVENTS_END_S
 from gpuactors.core.events.daemon import ShutdownRequested, Ticked
 from gpuactors.core.events.deviceplugin import (
     AllocateAsked,
@@ -17,7 +16,7 @@ from gpuactors.core.events.deviceplugin import (
 )
 from gpuactors.core.events.host import HostChanged, InspectionFailed, UeventsLost, UeventsOpened
 from gpuactors.core.events.kubelet import KubeletAppeared
-from gpuactors.core.host.inspections import SHORTAGE_INSPECTION_S
+from gpuactors.core.host.inspections import SHORTAGE_INSPECTION_S, UEVENTS_END_S
 from gpuactors.core.step import CALL_SETTLE_S
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Grant, Granted, Preferred, Ready, Refusal, Refused
@@ -69,6 +68,16 @@ def test_a_storm_of_uevents_of_its_device_delays_a_call_for_a_bounded_time() -> 
         answers += core.answers(HostChanged(A, None, "change pci"), after_s=0.25)
         answers += core.answers(core.inspected(A, gpu(A)))
     assert [type(answer) for answer in answers] == [Granted]
+
+
+def test_a_call_is_not_answered_from_an_outdated_inspection_while_the_next_one_hangs() -> None:
+    core = Core(gpu(A))
+    core.feed(allocate((A,)), HostChanged(A, None, "bind pci"))
+    core.feed(core.inspected(A, gpu(A)))
+    assert core.answers(Ticked(), after_s=UEVENTS_END_S) == []
+    answer = only(Refused, core.answers(Ticked(), after_s=limits.CALL_DEADLINE_S - UEVENTS_END_S))
+    assert answer.causes == (Cause.INSPECTION_LATE,)
+    assert A in answer.reason
 
 
 def test_a_uevent_of_another_device_delays_no_call() -> None:

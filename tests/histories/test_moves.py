@@ -86,7 +86,7 @@ def test_a_container_is_started_with_no_other_cards_node_if_that_can_be_known(na
 def test_a_daemon_that_answers_in_spite_of_a_uevent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """It decides by the first inspection that comes back."""
 
-    def is_unseen(state: NodeState, call: Call, unit: PciFunction, at: float) -> bool:
+    def is_unseen(state: NodeState, call: Call, unit: PciFunction) -> bool:
         return state.host.seen[unit.address].inspection <= call.since
 
     monkeypatch.setattr(calls, "_is_unseen", is_unseen)

@@ -11,7 +11,7 @@ Pure: no I/O, no clock (`at` is seconds of the caller's monotonic clock), no log
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -157,7 +157,7 @@ def poll_soon(turn: Turn) -> Turn:
     """Bring the next poll forward if a release is expected."""
     if turn.state.host.polls.refresh.outstanding is not None:
         return turn
-    waited_for = calls.waits_for_poll(turn.state, turn.at)
+    waited_for = calls.waits_for_poll(turn.state)
     return replace(turn, state=schedule.polled_soon(turn.state, turn.at, waited_for=waited_for))
 
 
@@ -257,6 +257,15 @@ def _offered(state: NodeState) -> NodeState:
     return offered(state)
 
 
+def _functions_of_claims(state: NodeState) -> Iterable[PciFunction]:
+    """Return the functions that claims wait to see."""
+    if not state.gpus.claims.entries:
+        return ()
+    from gpuactors.core.gpus.claiming import functions_waited_for
+
+    return functions_waited_for(state)
+
+
 def _claims_deadline(state: NodeState) -> float:
     if not state.serves_claims:
         return math.inf
@@ -334,12 +343,12 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
 
 def _rescanned(state: NodeState, *, uevents: str, scan_begun: bool = True) -> NodeState:
     """Request a full scan, as uevents were, are or will be missed; an outstanding scan that has not begun is enough.
-    The functions that a call waits for are inspected again at once, as no call waits for the scan."""
+    The functions that a call or a claim waits for are inspected again at once, as neither waits for the scan."""
     wanted = state.host.inspections
     if scan_begun or wanted.whole.outstanding is None:
         wanted = inspections.ask_scan(wanted)
-    waited_for = sorted({function.address for function in calls.functions_waited_for(state)})
-    wanted = inspections.ask_inspections(wanted, waited_for)
+    waited_for = {f.address for f in (*calls.functions_waited_for(state), *_functions_of_claims(state))}
+    wanted = inspections.ask_inspections(wanted, sorted(waited_for))
     return replace(state, host=replace(state.host, inspections=wanted, uevents=uevents))
 
 

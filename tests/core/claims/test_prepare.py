@@ -19,6 +19,7 @@ from gpuactors.core.events.claims import (
 from gpuactors.core.events.daemon import ShutdownRequested
 from gpuactors.core.events.deviceplugin import CallAbandoned
 from gpuactors.core.gpus.config import KIND
+from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.values import claim_states as table
 from gpuactors.core.values.claim import (
     ActFault,
@@ -612,6 +613,22 @@ def test_a_repeated_prepare_is_answered_by_a_look_that_was_asked_for_after_it_ca
     core.release("inspection")
     assert isinstance(core.answer(token), Prepared)
     assert core.driver(A) == "vfio-pci"
+
+
+def test_a_repeated_prepare_is_not_answered_from_a_look_that_a_uevent_has_outdated() -> None:
+    """The GPU was found again in another group: the files name a node that another GPU may have now."""
+    core = prepared_core(PRE_BOUND)
+    core.held_back = {"inspection"}
+    token = core.prepare(ONE)
+    core.changed(gpu(A, 7))
+    core.feed(core.inspected(A, PRE_BOUND))
+    assert core.claim_state(ONE) is ClaimState.VERIFYING
+    assert core.answer(token) is None
+    core.release("inspection")
+    assert isinstance(core.answer(token), Prepared)
+    entry = core.entry(ONE)
+    assert entry is not None
+    assert gpus_of(entry).bound[PRE_BOUND.address].iommu_group == 7
 
 
 def test_a_repeated_prepare_of_a_gpu_that_is_gone_is_refused() -> None:

@@ -57,7 +57,7 @@ from tests.core.gpus.claim_core import (
 from tests.core.host_side import answers
 from tests.core.orders import Happening, SmallWorld, WrongError, all_answered, begun
 from tests.core.other_driver import NOTHING, OthersClaim, Told, as_asked, listed, losses
-from tests.core.sameness import numbers_of, of_claims, of_node, ranked
+from tests.core.sameness import numbers_of, of_claims, of_node, ranked, seen_early
 
 GPU: Final = PciAddress("0000:01:00.0")
 DISK: Final = PciAddress("0000:02:00.0")
@@ -577,6 +577,7 @@ def canonical(node: Node) -> object:
         (o.others, o.told, o.pods),
         of_node(state, ranks, node.at),
         of_claims(claims, ranks, node.at),
+        tuple(seen_early(state, entry.since_at) for entry in claims.entries.values()),
         frozenset(gpus.original_drivers.items()),
         (gpus.acted, frozenset(gpus.reserved.items())),
         frozenset((a, r.claim, ranks[r.since]) for a, r in gpus.returned.items()),

@@ -9,8 +9,10 @@ from gpuactors import limits
 from gpuactors.core.claims.progress import CLAIM_TOMBSTONE_S
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.host import HostChanged, InspectionFailed, UeventsLost, UeventsOpened
 from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.host import schedule
+from gpuactors.core.host.inspections import SHORTAGE_INSPECTION_S, UEVENTS_END_S
 from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.ledger.ledger import LEDGER_SETTLING_S
 from gpuactors.core.reports.kube_events import PodsOf, kube_events
@@ -24,6 +26,7 @@ from gpuactors.core.values.model import (
     Holder,
     LedgerEntry,
     LedgerFile,
+    PciAddress,
     PciFunction,
     Pod,
     RunningKubelet,
@@ -114,6 +117,63 @@ def test_allocate_first_the_claim_waits_for_the_pod() -> None:
     assert core.answer(prepare) is None
     core.ledger.clear()
     core.pass_time(limits.LEDGER_S + POLL_S)
+    assert isinstance(core.answer(prepare), Prepared)
+
+
+def test_a_claim_gets_no_gpu_by_an_inspection_that_a_uevent_has_outdated() -> None:
+    """The GPU is found again in the IOMMU group of a pod's GPU while a slow inspection of it is outstanding."""
+    core = core_with(ON_HOST, gpu(B, 2), one=(A,))
+    core.ledger[B] = "vm-1"
+    core.held_back = {"inspection"}
+    core.prepare(name("one"))
+    core.changed(gpu(A, 2, driver="nvidia"))
+    core.feed(core.inspected(A, ON_HOST))
+    assert core.problem(name("one")) == f"{A}: sysfs has not answered yet for {A}"
+    core.release("inspection")
+    core.pass_time(POLL_S)
+    assert core.problem(name("one")) == (
+        f"{A}: IOMMU group 2 is in use: {B} is allocated to pod default/vm-1 as {H100}{WAITS}"
+    )
+    assert core.driver(A) == "nvidia"
+
+
+def test_a_storm_of_uevents_of_its_gpu_delays_a_claim_for_a_bounded_time() -> None:
+    core = core_with(PRE_BOUND, one=(A,))
+    core.held_back = {"inspection"}
+    prepare = core.prepare(name("one"))
+    for waited in range(int(UEVENTS_END_S / 0.25)):
+        assert core.answer(prepare) is None, f"after {waited / 4} s"
+        core.feed(HostChanged(PRE_BOUND.address, None, "change pci"), after_s=0.25)
+        core.feed(core.inspected(A, PRE_BOUND))
+    assert isinstance(core.answer(prepare), Prepared)
+
+
+@pytest.mark.parametrize("missed", [UeventsLost("ENOBUFS"), UeventsOpened()])
+def test_a_claim_gets_no_gpu_by_an_inspection_after_which_uevents_were_missed(
+    missed: UeventsLost | UeventsOpened,
+) -> None:
+    core = core_with(ON_HOST, gpu(B, 2), one=(A,))
+    core.held_back = {"inspection"}
+    core.prepare(name("one"))
+    core.feed(missed)
+    core.feed(core.inspected(A, ON_HOST))
+    assert core.claim_state(name("one")) is ClaimState.WAITING
+    assert PciAddress(B) not in core.state.host.inspections.functions, (
+        "the scan finds what no claim waits for"
+    )
+    core.feed(core.inspected(A, ON_HOST))
+    assert core.claim_state(name("one")) is not ClaimState.WAITING
+
+
+def test_a_claim_waits_for_an_inspection_as_long_as_there_is_a_shortage() -> None:
+    core = core_with(PRE_BOUND, one=(A,))
+    core.held_back = {"inspection"}
+    prepare = core.prepare(name("one"))
+    number = core.state.host.inspections.functions[PRE_BOUND.address]
+    core.feed(InspectionFailed(number, PRE_BOUND.address, "no file descriptors are left", shortage=True))
+    assert core.problem(name("one")) == f"{A}: no file descriptors are left"
+    core.release("inspection")
+    core.pass_time(SHORTAGE_INSPECTION_S)
     assert isinstance(core.answer(prepare), Prepared)
 
 

@@ -90,10 +90,6 @@ ADMISSION_READ_S: Final = 0.1
 """How often kubelet's ledger is read while an Allocate waits for a device that a pod has just been given
 (`ledger.books.ADMISSION_S`)."""
 
-UEVENTS_END_S: Final = 2.0
-"""How long after a call came it waits for the inspection that follows a uevent of its devices: each hint of a storm
-makes one more, and the call would wait for ever."""
-
 PRE_START_WAIT_S: Final = 25.0
 """How long PreStartContainer waits for the previous holder to close the device: under kubelet's 30 s. A wait ends at
 once, after a refusal kubelet retries in 12 to 15 s."""
@@ -148,7 +144,7 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
         if _is_unread(state, call):
             state = _with_read(state, call, at)
             continue
-        if _is_missing(state, call, at):
+        if _is_missing(state, call):
             continue
         answer = _decide(state, call)
         if isinstance(answer, _Doubted):
@@ -199,7 +195,7 @@ def expired(state: NodeState, at: float) -> tuple[NodeState, Answered]:
     answered: Answered = []
     for token, call in state.calls.waiting.items():
         if call.deadline <= at:
-            refused = _late(state, call, at)
+            refused = _late(state, call)
             answered += _answered(token, call.kind, call.resource, call.requests, refused)
             state = _noted(state, call.seen, call.kind, refused, at)
     return _without(state, answered), answered
@@ -255,11 +251,11 @@ def functions_waited_for(state: NodeState) -> Iterator[PciFunction]:
     return chain.from_iterable(_units(call) for call in state.calls.waiting.values())
 
 
-def waits_for_poll(state: NodeState, at: float) -> bool:
+def waits_for_poll(state: NodeState) -> bool:
     """Return whether a call has its inspections and waits for a poll: for the holders of its devices, or for their
     release."""
     return any(
-        not any(_is_unseen(state, call, unit, at) for unit in _units(call))
+        not any(_is_unseen(state, call, unit) for unit in _units(call))
         and (any(_is_unpolled(state, call, device) for device in call.seen) or not _is_unread(state, call))
         for call in state.calls.waiting.values()
     )
@@ -390,12 +386,12 @@ def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> 
     return not_listed(state, resource, address)
 
 
-def _is_missing(state: NodeState, call: Call, at: float) -> bool:
+def _is_missing(state: NodeState, call: Call) -> bool:
     """Return whether a device of the call has not been inspected, or its group not polled, since the call came; or
     whether the claims' devices are not known."""
     # Asked of every call that waits, after each event with a fact: sixteen at once wait for one another's.
     for device, units in call.seen.items():
-        if any(_is_unseen(state, call, u, at) for u in units) or _is_unpolled(state, call, device):
+        if any(_is_unseen(state, call, u) for u in units) or _is_unpolled(state, call, device):
             return True
     return not state.gpus.claims.is_known
 
@@ -456,24 +452,16 @@ def _units(call: Call) -> Iterable[PciFunction]:
     return chain.from_iterable(call.seen.values())
 
 
-def _unseen(state: NodeState, call: Call, at: float) -> list[DeviceKey]:
+def _unseen(state: NodeState, call: Call) -> list[DeviceKey]:
     """Return the call's devices that were not inspected since it came, or since a uevent of them came or was missed:
     the inspection is outstanding, or the daemon lacked resources for it."""
-    return sorted(d for d, units in call.seen.items() if any(_is_unseen(state, call, u, at) for u in units))
+    return sorted(d for d, units in call.seen.items() if any(_is_unseen(state, call, u) for u in units))
 
 
-def _is_unseen(state: NodeState, call: Call, unit: PciFunction, at: float) -> bool:
+def _is_unseen(state: NodeState, call: Call, unit: PciFunction) -> bool:
     """Return whether a newer inspection of the function than the last one is to come back: the call has requested it,
     or a uevent that may have outdated the last one."""
-    host, address = state.host, unit.address
-    if host.short.get(address):
-        return True
-    if (wanted := host.inspections.single.get(address)) is None or wanted.outstanding is None:
-        return False
-    if (seen := host.seen.get(address)) is None or seen.inspection <= call.since:
-        return True
-    is_outdated = wanted.again or wanted.outstanding > seen.inspection
-    return is_outdated and at < call.came_at + UEVENTS_END_S
+    return inspections.is_unseen(state.host, unit.address, call.since, call.came_at)
 
 
 def _unpolled(state: NodeState, call: Call) -> list[DeviceKey]:
@@ -724,7 +712,7 @@ def _held(state: NodeState, call: Call) -> list[Reason]:
     return [_about(address, holding.reason) for address, holding in held.items() if holding is not None]
 
 
-def _late(state: NodeState, call: Call, at: float) -> Refused:
+def _late(state: NodeState, call: Call) -> Refused:
     """Return why a call could not be answered in time."""
     if short := [
         Reason(Cause.SHORTAGE, f"{device}: {why}")
@@ -733,7 +721,7 @@ def _late(state: NodeState, call: Call, at: float) -> Refused:
         if (why := state.host.short.get(unit.address))
     ]:
         return _refused(Refusal.UNAVAILABLE, *short)
-    if unseen := ", ".join(quoted_ids(_unseen(state, call, at))):
+    if unseen := ", ".join(quoted_ids(_unseen(state, call))):
         message = (
             f"the inspection of {unseen} has not come back in time: the daemon is behind, see the load of the node and "
             "its own CPU limit; or a driver is stuck there, see dmesg"

@@ -4,23 +4,23 @@ module that decides it: `config.py`, `exclusion.py`, `placement.py`, `reservatio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Iterator, Sequence
+from typing import Final, final
 
 from msgspec.structs import replace
 
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.gpus import config, exclusion, fitness, placement, returns
 from gpuactors.core.gpus.exclusion import allocated_devices, exclusive_devices, has_another_owner, not_given
-from gpuactors.core.gpus.reads import read_at_once, seen_again, with_reads
+from gpuactors.core.gpus.reads import functions_of, read_at_once, seen_again, with_reads
 from gpuactors.core.gpus.reservation import claimed_gpu, with_reserved, with_whole_groups
 from gpuactors.core.kinds.table import key_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import FILES, ClaimRecord, gpus_of, one_of_each_group, with_gpus
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim
-from gpuactors.core.values.claim_states import OWNING
-from gpuactors.core.values.model import DeviceKey
+from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.model import DeviceKey, PciFunction
 from gpuactors.core.values.status import Conflict, Reason
 
 
@@ -50,7 +50,7 @@ class GpuClaiming:
         return with_gpus(replace(entry, claim=claim), [g for g in gpus_of(entry).gpus if g.key in own])
 
     def request_reads(self, state: NodeState, entry: ClaimRecord, at: float) -> tuple[NodeState, ClaimRecord]:
-        entry = replace(entry, since=state.host.inspections.last)
+        entry = replace(entry, since=state.host.inspections.last, since_at=at)
         if entry.state in OWNING:  # also functions that were missing at their last inspection
             functions = [f for gpu in gpus_of(entry).gpus for f in gpu.functions]
             return with_reads(state, [gpu.key for gpu in gpus_of(entry).gpus], functions, at), entry
@@ -89,6 +89,18 @@ class GpuClaiming:
 
     def drift(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
         return placement.drift(state, entry)
+
+
+_WAITS_FOR_READS: Final = frozenset({ClaimState.WAITING, ClaimState.VERIFYING, ClaimState.DRIFTED})
+"""The states of a claim that goes on when its devices have been read."""
+
+
+def functions_waited_for(state: NodeState) -> Iterator[PciFunction]:
+    """Yield the functions of the devices that claims have, or are to get, when these have been read."""
+    for entry in state.gpus.claims.entries.values():
+        if entry.state in _WAITS_FOR_READS:
+            devices = {*_own_addresses(entry.claim), *(gpu.key for gpu in gpus_of(entry).gpus)}
+            yield from functions_of(state, devices)
 
 
 def _own_addresses(claim: Claim | None) -> list[DeviceKey]:

@@ -15,6 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from gpuactors.core.claims.report import belongs
+from gpuactors.core.host import inspections
 from gpuactors.core.kinds.presence import another
 from gpuactors.core.kinds.table import key_of, kind_of
 from gpuactors.core.state import NodeState
@@ -172,13 +173,13 @@ def _own_keys(device: Device | None) -> set[DeviceKey]:
 
 
 def _unseen(state: NodeState, entry: ClaimRecord, device: Device) -> Reason | None:
-    """Return what of the device has not been read since the claim was; None if all has."""
+    """Return what of the device has not been read since the claim was, or since the last uevent; None if all has."""
     ledger, group = state.kubelet.ledger, device.group
-    outstanding = state.host.inspections.functions
-    for function in (*device.members, *device.units):
-        seen = state.host.seen.get(function.address)
-        if function.address in outstanding and (seen is None or seen.inspection <= entry.since):
-            return Reason(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {function.address}")
+    for address in (function.address for function in (*device.members, *device.units)):
+        if inspections.is_unseen(state.host, address, entry.since, entry.since_at):
+            if (short := state.host.short.get(address)) is not None:
+                return Reason(Cause.SHORTAGE, short)
+            return Reason(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {address}")
     if group is not None and group in state.index.polled:
         last = state.host.polls.seen.get(group)
         if last is None or last.poll <= entry.since:

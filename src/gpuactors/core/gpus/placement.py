@@ -16,6 +16,7 @@ from typing import Final
 
 from gpuactors.core.devices.index import Index
 from gpuactors.core.gpus.exclusion import another_model, with_companions
+from gpuactors.core.host import inspections
 from gpuactors.core.host.bindings import changed_functions
 from gpuactors.core.kinds.kind import Act
 from gpuactors.core.kinds.presence import moved
@@ -25,7 +26,7 @@ from gpuactors.core.state.claims import FILES, ClaimedGpu, ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import OriginalDriver
 from gpuactors.core.values.claim_states import OWNING, ClaimState
-from gpuactors.core.values.model import PciFunction, device_key
+from gpuactors.core.values.model import PciAddress, PciFunction, device_key
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.status import Reason
 
@@ -42,15 +43,17 @@ _HAVE_FILES: Final = frozenset(
 
 
 def is_seen(state: NodeState, entry: ClaimRecord) -> bool:
-    """Return whether each function of the claim's devices has been inspected since `entry.since`."""
-    return all(_is_seen(state, function, entry.since) for function in _functions(state.index, entry))
+    """Return whether each function of the claim's devices has been inspected since `entry.since`, and since its last
+    uevent."""
+    addresses = (function.address for function in _functions(state.index, entry))
+    return all(_is_seen(state, entry, address) for address in addresses)
 
 
-def _is_seen(state: NodeState, function: OriginalDriver | PciFunction, since: int) -> bool:
-    seen = state.host.seen.get(function.address)
-    if seen is None:  # it is gone, if no inspection of it is outstanding
-        return function.address not in state.host.inspections.functions
-    return seen.inspection > since
+def _is_seen(state: NodeState, entry: ClaimRecord, address: PciAddress) -> bool:
+    seen = state.host.seen.get(address)
+    if seen is not None and seen.inspection <= entry.since:
+        return False  # else it is gone, if no inspection of it is outstanding
+    return not inspections.is_unseen(state.host, address, entry.since, entry.since_at)
 
 
 def _functions(index: Index, entry: ClaimRecord) -> Iterator[OriginalDriver | PciFunction]:

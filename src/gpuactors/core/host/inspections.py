@@ -50,6 +50,10 @@ SHORTAGE_INSPECTION_S: Final = 1.0
 """The wait after an inspection that failed for lack of descriptors, memory or threads: an Allocate may wait for the
 next one, and has CALL_DEADLINE_S."""
 
+UEVENTS_END_S: Final = 2.0
+"""How long a call or a claim waits for an inspection that was requested after the last hint of its device: each hint of
+a storm makes one more, and it would wait for ever. Then one that comes back counts whatever hints came meanwhile."""
+
 SCAN_BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """The waits after scans that failed as a whole (sysfs not mounted yet); the last one repeats."""
 
@@ -90,6 +94,19 @@ def last_seen(host: Host, device: DeviceKey) -> Seen | None:
 def never_seen(host: Host, devices: Set[DeviceKey]) -> Set[DeviceKey]:
     """Return the devices whose function was never inspected."""
     return devices - {*map(device_key, host.seen)}
+
+
+def is_unseen(host: Host, address: PciAddress, since: int, since_at: float) -> bool:
+    """Return whether the last inspection of a function is too old for what has waited since `since_at`, when the last
+    number was `since`, and a newer one is to come back: it is older, or a hint may have outdated it."""
+    if host.short.get(address):
+        return True
+    if (wanted := host.inspections.single.get(address)) is None or wanted.outstanding is None:
+        return False
+    if (seen := host.seen.get(address)) is None or seen.inspection <= since:
+        return True
+    is_outdated = wanted.again or wanted.outstanding > seen.inspection
+    return is_outdated and seen.at < since_at + UEVENTS_END_S
 
 
 def hinted(state: NodeState, event: HostChanged) -> frozenset[PciAddress]:

@@ -100,6 +100,8 @@ class ClaimRecord(Struct, frozen=True, gc=False):
     """The order of arrival: of two claims that wait for a device the smaller one came first."""
     since: int = 0
     """The last number issued before the claim was read: only later inspections and polls are used for it."""
+    since_at: float = 0.0
+    """When that was, in seconds of the events' clock."""
     claim: Claim | None = None
     """The claim as it was read from the API server; None before."""
     reservation: Reservation | None = None

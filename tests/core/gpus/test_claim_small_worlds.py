@@ -158,7 +158,7 @@ HOST, PAIR = "on its host driver", "on its host driver, with an audio function"
 HELD = "on its host driver, and a claim has it"
 BOUND = "on its host driver, being bound for a claim"
 LOST = "on its host driver, and a claim has it, and it is unplugged"
-SWAPPED = "on its host driver, and swapped while it is bound for a claim"
+SWAPPED_IN_A_BIND = "on its host driver, and swapped while it is bound for a claim"
 UNPREPARED = "on its host driver, and a claim was unprepared while it was read"
 WAITS = "pre-bound, a claim has it, and another one waits"
 BESIDE = "pre-bound, beside another driver"
@@ -168,7 +168,7 @@ BUGS: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, int]] = {
     _pods_are_not_seen: ("pre-bound", 3),
     _pods_do_not_see_claims: ("pre-bound", 1),
     _a_release_is_over_when_it_begins: (WAITS, 2),
-    _the_original_driver_is_noted_anew: (SWAPPED, 1),
+    _the_original_driver_is_noted_anew: (SWAPPED_IN_A_BIND, 1),
     _companions_stay_behind: (PAIR, 1),
     _the_checkpoint_does_not_tell_a_release: (HOST, 2),
     _a_stopped_claim_is_forgotten_without_a_release: (BOUND, 2),

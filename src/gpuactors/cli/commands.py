@@ -183,8 +183,13 @@ def explain(address: str, output: str, **flags: object) -> None:
     metavar="SECONDS",
     help="Wait until nothing is a FAIL, for at most so long.",
 )
+@click.option(
+    "--kubevirt",
+    metavar="FILE",
+    help="KubeVirt's custom resource, as kubectl prints it; - is standard input. Check what it permits.",
+)
 @_output(Format.TEXT, Format.JSON, Format.YAML)
-def doctor(pre: bool, wait_s: float, output: str, **flags: object) -> None:
+def doctor(pre: bool, wait_s: float, kubevirt: str | None, output: str, **flags: object) -> None:
     """Find the problems of this node, and name the remedies.
 
     It checks the IOMMU, drivers, nodes, kubelet, the daemon, claims, and what KubeVirt must permit. Each finding is
@@ -193,7 +198,9 @@ def doctor(pre: bool, wait_s: float, output: str, **flags: object) -> None:
     """
     from gpuactors.cli.doctor.run import examined
 
-    examination = examined(resolved(flags), pre=pre, progress=Progress(sys.stderr), wait_s=wait_s)
+    examination = examined(
+        resolved(flags), pre=pre, progress=Progress(sys.stderr), wait_s=wait_s, kubevirt=kubevirt
+    )
     if output == Format.TEXT:
         click.echo(examination.text(_columns(), colour=wants_colour(sys.stdout, os.environ)))
     else:

@@ -29,11 +29,13 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("gpuactors explain 23:00.0 -o yaml", "without the PCI domain"),
         ("gpuactors explain default/vm-1", "a pod, ResourceClaim or ComputeDomain"),
         ("gpuactors explain GH100_H100_PCIE", "a resource, without its domain"),
+        ("gpuactors explain NVIDIA_A40-12Q", "the devices of a vGPU profile"),
     ),
     "doctor": (
-        ("gpuactors doctor", "the problems of this node, with remedies"),
+        ("gpuactors doctor", "problems of this node, and remedies"),
         ("gpuactors doctor --pre", "on a host, before installation"),
         ("gpuactors doctor --wait 60", "after an update: until nothing fails"),
+        ("gpuactors doctor --kubevirt FILE", "also what KubeVirt permits"),
         ("gpuactors doctor -o json", "for programs"),
     ),
     "simulate": (

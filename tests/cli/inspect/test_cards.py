@@ -250,7 +250,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeView]:
 
 def test_the_daemon_knows_the_parent_the_kind_and_the_profile(toy: NodeView) -> None:
     one = find(toy, half(0))
-    assert (one.kind, one.parent, one.profile) == ("half", CARD, "toy:half")
+    assert (one.kind, one.parent, one.profile) == ("half", CARD, "half of 70aa")
     whole = find(toy, WHOLE)
     assert (whole.kind, whole.parent, whole.profile) == ("pci-function", None, None)
     assert toy.cards == (CardView(CARD, "f00d", "70aa", "Toy", "toy-halves"),)
@@ -264,7 +264,7 @@ def test_a_card_that_no_selector_chooses_has_a_block_and_an_explanation(toy: Nod
     assert isinstance(found, ExplainedCard)
     lines, known = explained_text(found).splitlines(), json.loads(explained_json(found))
     assert lines[:2] == [f"{CARD}  Toy (f00d:70aa)", "no selector matches the card itself"]
-    assert any(f"{RESOURCE} (toy:half): 2 parts" in line for line in lines)
+    assert any(f"{RESOURCE} (half of 70aa): 2 parts" in line for line in lines)
     assert {p["address"] for p in known["parts"]} == {half(0), half(1)}
 
 

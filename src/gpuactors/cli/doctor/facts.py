@@ -103,6 +103,29 @@ class ApiServer(Struct, frozen=True):
     address: str
 
 
+class PermittedDevice(Struct, frozen=True, order=True):
+    """One entry of `permittedHostDevices` in the custom resource KubeVirt."""
+
+    resource: str
+    selector: str
+    """The value of `pciVendorSelector`, `10DE:2330`, or of `mdevNameSelector`, `NVIDIA A40-12Q`."""
+    is_external: bool
+    """The value of `externalResourceProvider`."""
+
+
+class KubeVirt(Struct, frozen=True):
+    """The parts of the custom resource KubeVirt that decide over devices."""
+
+    pci: tuple[PermittedDevice, ...]
+    """The entries of `pciHostDevices`."""
+    mediated: tuple[PermittedDevice, ...]
+    """The entries of `mediatedDevices`."""
+    permits_by_list: bool
+    """True if `permittedHostDevices` is there; without it KubeVirt refuses no name."""
+    deletes_mediated: bool
+    """True if virt-handler deletes mediated devices that it was not told to make."""
+
+
 class Facts(Struct, frozen=True):
     """All facts. None if not read, as the settings or `--pre` make it irrelevant."""
 
@@ -131,6 +154,8 @@ class Facts(Struct, frozen=True):
     preflight: Known[Preflight] | None = None
     runtimes: Known[tuple[Runtime, ...]] | None = None
     """The container runtimes' configurations, read where claims are wanted."""
+    kubevirt: Known[KubeVirt] | None = None
+    """The custom resource KubeVirt, if the operator has given it (`--kubevirt`)."""
 
 
 def offers_gpus(config: Config) -> bool:

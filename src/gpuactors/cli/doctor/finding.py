@@ -86,7 +86,8 @@ class Check(StrEnum):
     IMEX = "Imex"
     """The host has IMEX channels for compute domains."""
     PERMITTED_HOST_DEVICES = "PermittedHostDevices"
-    """The resources that KubeVirt must permit: the report ends with the YAML to add."""
+    """The resources that KubeVirt must permit: the report ends with the YAML to add. With `--kubevirt FILE`: it permits
+    them, leaves them to gpuactors, and deletes no mediated device."""
     STATE_DIRECTORY = "StateDirectory"
     """The state directory is writable, or can be made; the control socket's path is not too long."""
     JOURNAL_SPACE = "JournalSpace"

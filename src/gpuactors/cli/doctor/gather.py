@@ -7,6 +7,7 @@ is what an operator calls the doctor for. The terminal names a read that takes l
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from gpuactors.cli.doctor.facts import (
     Devices,
     Facts,
     Known,
+    KubeVirt,
     ModelNames,
     NewerCheckpoint,
     NoDaemon,
@@ -72,7 +74,9 @@ _NO_DOMAIN: Final = DomainUid("00000000-0000-0000-0000-000000000000")
 """The UID of no domain, read to see whether the API server knows ComputeDomains at all."""
 
 
-async def gather(resolved: Resolved, *, pre: bool, progress: Progress) -> Facts:
+async def gather(
+    resolved: Resolved, *, pre: bool, progress: Progress, kubevirt: Known[KubeVirt] | None = None
+) -> Facts:
     """Read all facts. What may be well a moment later, as kubelet's list in the middle of a change, is read again
     then."""
     daemon = None if pre else await _daemon(resolved.config, progress)
@@ -112,7 +116,31 @@ async def gather(resolved: Resolved, *, pre: bool, progress: Progress) -> Facts:
         state=await reading.state() if not pre else None,
         preflight=await reading.preflight(functions),
         runtimes=await reading.runtimes() if wants_claims(judged.config) else None,
+        kubevirt=kubevirt,
     )
+
+
+async def read_kubevirt(path: str, progress: Progress) -> Known[KubeVirt]:
+    """Read the custom resource KubeVirt from a file; `-` is standard input, which waits for as long as it does."""
+    name = "standard input" if path == "-" else path
+
+    def read() -> KubeVirt:
+        from gpuactors.cli.doctor import custom_resource  # YAML, which other examinations do not need
+
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        return custom_resource.parse(text)
+
+    async def in_own_thread() -> KubeVirt:
+        return await in_thread(read, name=name)
+
+    try:
+        return await progress.during(name, in_own_thread)
+    except PortError as exc:
+        return Unknown(str(exc))
+    except OSError as exc:
+        return Unknown(f"{name} cannot be read: {exc.strerror}")
+    except ValueError as exc:
+        return Unknown(f"{name} is not KubeVirt's custom resource: {exc}")
 
 
 def _resources(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import click
 
 from gpuactors import VERSION
 from gpuactors.cli.doctor.checks import Group
-from gpuactors.cli.doctor.checks.kubevirt import PermittedDevice, permitted, yaml
-from gpuactors.cli.doctor.facts import Facts
+from gpuactors.cli.doctor.checks.kubevirt import Needed, permitted, yaml
+from gpuactors.cli.doctor.facts import Facts, PermittedDevice
 from gpuactors.cli.doctor.finding import DOCUMENTS, Finding, Level
 from gpuactors.cli.output import UNFOLDED, folded
 from gpuactors.core.values.quote import first_of
@@ -80,11 +80,11 @@ def _counts(groups: tuple[Group, ...]) -> Counter[Level]:
     return Counter(finding.level for group in groups for finding in group.findings)
 
 
-def _to_paste(devices: tuple[PermittedDevice, ...], columns: int) -> list[str]:
-    if not devices:
+def _to_paste(needed: Needed, columns: int) -> list[str]:
+    if not needed.all:
         return []
     head = "To add to the custom resource KubeVirt (kubectl -n kubevirt edit kubevirt), beside what it permits already:"
-    return ["", *folded(head, columns, "", "  "), "", yaml(devices)]
+    return ["", *folded(head, columns, "", "  "), "", yaml(needed)]
 
 
 # --- JSON -------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def _to_paste(devices: tuple[PermittedDevice, ...], columns: int) -> list[str]:
 
 def as_json(facts: Facts, groups: tuple[Group, ...]) -> str:
     """Return the report as one object. Its keys are stable, and none is ever left out."""
-    counts = _counts(groups)
+    counts, needed = _counts(groups), permitted(facts)
     content = {
         "node": facts.node,
         "version": VERSION,
@@ -101,16 +101,21 @@ def as_json(facts: Facts, groups: tuple[Group, ...]) -> str:
         "failed": is_failed(groups),
         "counts": {level: counts[level] for level in Level},
         "findings": [_finding(group.name, finding) for group in groups for finding in group.findings],
-        "permitted_host_devices": [
-            {
-                "pciVendorSelector": device.selector,
-                "resourceName": device.resource,
-                "externalResourceProvider": True,
-            }
-            for device in permitted(facts)
-        ],
+        "permitted_host_devices": _entries("pciVendorSelector", needed.pci),
+        "permitted_mediated_devices": _entries("mdevNameSelector", needed.mediated),
     }
     return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def _entries(selector: str, devices: Iterable[PermittedDevice]) -> list[dict[str, object]]:
+    return [
+        {
+            selector: device.selector,
+            "resourceName": device.resource,
+            "externalResourceProvider": device.is_external,
+        }
+        for device in devices
+    ]
 
 
 def _finding(group: str, finding: Finding) -> dict[str, Any]:

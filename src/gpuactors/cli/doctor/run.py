@@ -11,7 +11,7 @@ from msgspec import Struct
 from gpuactors.cli.doctor import report
 from gpuactors.cli.doctor.checks import Group, examine
 from gpuactors.cli.doctor.facts import Facts
-from gpuactors.cli.doctor.gather import gather
+from gpuactors.cli.doctor.gather import gather, read_kubevirt
 from gpuactors.cli.output import UNFOLDED
 from gpuactors.cli.progress import Progress
 from gpuactors.config import Resolved
@@ -40,17 +40,26 @@ class Examined(Struct, frozen=True):
         return report.as_json(self.facts, self.groups)
 
 
-def examined(resolved: Resolved, *, pre: bool, progress: Progress, wait_s: float = 0.0) -> Examined:
+def examined(
+    resolved: Resolved, *, pre: bool, progress: Progress, wait_s: float = 0.0, kubevirt: str | None = None
+) -> Examined:
     """Examine the node, and again until nothing is a FAIL, for at most `wait_s`. `progress` shows what is waited for.
-    Raises nothing: what cannot be read is a finding."""
-    return trio.run(partial(examined_within, resolved, pre=pre, progress=progress, wait_s=wait_s))
+    `kubevirt`: the file with the custom resource KubeVirt, read once. Raises nothing: what cannot be read is a
+    finding."""
+    examine_it = partial(
+        examined_within, resolved, pre=pre, progress=progress, wait_s=wait_s, kubevirt=kubevirt
+    )
+    return trio.run(examine_it)
 
 
-async def examined_within(resolved: Resolved, *, pre: bool, progress: Progress, wait_s: float) -> Examined:
+async def examined_within(
+    resolved: Resolved, *, pre: bool, progress: Progress, wait_s: float, kubevirt: str | None = None
+) -> Examined:
     """Do what `examined` does, in a running event loop."""
+    custom_resource = await read_kubevirt(kubevirt, progress) if kubevirt is not None else None
     until = trio.current_time() + wait_s
     while True:
-        facts = await gather(resolved, pre=pre, progress=progress)
+        facts = await gather(resolved, pre=pre, progress=progress, kubevirt=custom_resource)
         node = Examined(facts, examine(facts))
         left_s = until - trio.current_time()
         if left_s <= 0 or not node.is_failed:

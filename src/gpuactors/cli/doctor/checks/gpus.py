@@ -102,12 +102,14 @@ def _drivers(devices: Iterable[DeviceView]) -> str:
 def _usable(facts: Facts, devices: Devices, views: list[DeviceView]) -> Iterator[Finding]:
     functions = {str(function.address): function for function in devices.functions}
     by_claim = facts.config.dra == "on"
-    bound = sum(functions[view.address].vfio_bound for view in views)
+    bound = sum(view.address in functions and functions[view.address].vfio_bound for view in views)
     findings = list[tuple[Finding, tuple[str, ...]]]()
     for own_view in views:
         view = _as_the_daemon_knows_it(own_view, facts.daemon)
-        function = functions[view.address]
-        if function.vfio_bound or view.cause != Cause.NOT_BOUND:
+        function = functions.get(view.address)
+        if function is None:  # a mediated device
+            findings += ((finding, ()) for finding in _by_cause(view))
+        elif function.vfio_bound or view.cause != Cause.NOT_BOUND:
             is_blocked = view.cause == Cause.GROUP_NOT_VIABLE
             others = _to_bind_with(function, devices, facts.config) if is_blocked else []
             findings += ((finding, tuple(other.address for other in others)) for finding in _by_cause(view))

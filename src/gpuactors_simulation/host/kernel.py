@@ -1,5 +1,6 @@
 """The effect of a write to sysfs on a fake node: `driver_override`, a driver's `bind`, `unbind` and `new_id`,
-`drivers_probe`; and what a module that is loaded or unloaded does.
+`drivers_probe`, `sriov_numvfs`, the `create` and `remove` of mediated devices, `current_vgpu_type`; and what a module
+that is loaded or unloaded does.
 
 It plays the kernel's part of binding over a `HostTree`: which driver takes which function, what is refused with which
 error (drivers/base/bus.c, bind_store and unbind_store; drivers/pci/pci-driver.c, pci_match_device), and when the writer
@@ -23,7 +24,13 @@ from uuid import NAMESPACE_OID, uuid5
 
 from msgspec.structs import replace
 
-from gpuactors_simulation.host.tree import DRIVER_MANAGED_DMA, VFIO_DRIVERS, HostTree, PciSpec
+from gpuactors_simulation.host.tree import (
+    DRIVER_MANAGED_DMA,
+    VFIO_DRIVERS,
+    HostTree,
+    PciSpec,
+    virtual_addresses,
+)
 from gpuactors_simulation.host.uevents import Uevent
 
 NVIDIA: Final = "nvidia"
@@ -89,6 +96,10 @@ class FakeKernel:
         deliver: Callable[[tuple[Uevent, ...]], None] = lambda uevents: None,
     ) -> None:
         self.tree = tree
+        self.sriov_drivers: dict[str, str | None] = {NVIDIA: NVIDIA}
+        """The drivers that can switch SR-IOV on, each with the driver that takes its virtual functions."""
+        self.sriov_autoprobe = True
+        """`sriov_drivers_autoprobe`: without it no driver takes a virtual function by itself."""
         self._deliver = deliver
         self._ids: dict[str, frozenset[str]] = {}
         self._overrides: dict[str, str] = {}
@@ -296,6 +307,14 @@ class FakeKernel:
                 self._overrides[address] = text.rstrip("\n")
             case ["sys", *_, address, "sriov_numvfs"] if address in self.tree.functions:
                 self._virtualize(path, address, int(text))
+            case ["sys", *_, address, "nvidia", "current_vgpu_type"] if address in self.tree.functions:
+                self.tree.set_vgpu_type(address, int(text))
+            case ["sys", *_, parent, "mdev_supported_types", mdev_type, "create"]:
+                self._deliver(self.tree.mediated.create(text.strip(), parent, mdev_type))
+            case ["sys", *_, uuid, "remove"] if uuid in self.tree.mediated.types:
+                self._deliver(self.tree.mediated.remove(uuid))
+                if uuid in self.tree.mediated.types:
+                    raise SleepsError(uuid)
             case ["sys", "bus", "pci", "drivers", driver, "unbind"] if driver in self._ids:
                 self._unbind(path, driver, text.strip())
             case ["sys", "bus", "pci", "drivers", driver, "bind"] if driver in self._ids:
@@ -331,40 +350,42 @@ class FakeKernel:
         self._check_lock(address)
         if self._users.get(address):
             # The link goes at once; the driver waits for its last user with the rest.
-            steps = self.tree.unbind_steps(address)
-            first = next(steps)
+            steps = self.tree.unbind_when_iterated(address)
 
             def go_on() -> None:
                 self._unmade(address)
-                self._without_virtual_functions(address)
-                self._deliver((first, *steps))
+                self._deliver(tuple(steps))
 
             self._awaiting_users[address] = go_on
             raise SleepsError(address)
         self._unmade(address)
-        self._without_virtual_functions(address)
         self._deliver(self.tree.unbind(address))
         if self.tree.is_waiting(address):
             raise SleepsError(address)
 
-    def _without_virtual_functions(self, address: str) -> None:
-        """A driver disables them as it goes."""
-        if self.tree.virtual_functions(address):
-            self._deliver(self.tree.virtualize(address, 0))
-
     def _virtualize(self, path: str, address: str, count: int) -> None:
-        """sriov_numvfs_store: by NVIDIA's driver here, which takes the virtual functions as well."""
+        """sriov_numvfs_store. NVIDIA's driver takes the virtual functions as well; vfio-pci, which may switch SR-IOV on
+        with its parameter `enable_sriov`, gives them an override (vfio_pci_bus_notifier)."""
         self._check_lock(address)
         before = len(self.tree.virtual_functions(address))
+        driver = self.tree.driver_of(address)
         if count > self.tree.functions[address].total_vfs:
             raise _error(errno.ERANGE, path)
         if count == before:
             return
-        if self.tree.driver_of(address) != NVIDIA:
+        if driver is None or driver not in self.sriov_drivers:
             raise _error(errno.ENOENT, path)
         if count and before:
             raise _error(errno.EBUSY, path)
-        self._deliver(self.tree.virtualize(address, count, NVIDIA if count else None))
+        if not count:
+            for virtual in self.tree.virtual_functions(address):
+                self._overrides.pop(virtual, None)
+        elif driver in VFIO_DRIVERS:
+            self._overrides |= dict.fromkeys(virtual_addresses(address, count), driver)
+        taken_by = self.sriov_drivers[driver] if count and self.sriov_autoprobe else None
+        self._deliver(self.tree.virtualize(address, count, taken_by))
+        if self.tree.is_waiting(address):
+            raise SleepsError(address)
 
     def _bind(self, path: str, driver: str, address: str) -> None:
         if address not in self.tree.functions:
@@ -375,11 +396,12 @@ class FakeKernel:
         if not self._matches(driver, address):
             raise _error(errno.ENODEV, path)
         group = self.tree.functions[address].group
-        if driver in VFIO_DRIVERS and group is None:
+        if self.tree.makes_vfio(address, driver) and group is None:
             raise _error(errno.EINVAL, path)
         if driver in VFIO_DRIVERS and self.tree.virtual_functions(address):
             raise _error(errno.EBUSY, path)  # drivers/vfio/pci/vfio_pci_core.c, vfio_pci_core_register_device
-        if driver not in DRIVER_MANAGED_DMA and group is not None and self.tree.has_user(group):
+        is_managed = driver in DRIVER_MANAGED_DMA or self.tree.makes_vfio(address, driver)
+        if not is_managed and group is not None and self.tree.has_user(group):
             # No driver of the host beside user space in one group (drivers/iommu/iommu.c,
             # iommu_device_use_default_domain).
             raise _error(errno.EBUSY, path)
@@ -429,8 +451,8 @@ class FakeKernel:
                 path.write_text(content)
 
     def _made(self, address: str, driver: str | None) -> None:
-        """NVIDIA's driver makes a node for the GPU and says which."""
-        if driver != NVIDIA or address in self._minors:
+        """NVIDIA's driver makes a node for a whole GPU and says which."""
+        if driver != NVIDIA or address in self._minors or self.tree.physical_function(address) is not None:
             return
         used = set(self._minors.values())
         minor = self._minors[address] = next(n for n in range(len(used) + 1) if n not in used)

@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -23,30 +23,29 @@ from typing import Final, final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuactors_simulation.host import vgpu
+from gpuactors_simulation.host.mediated import MediatedDevices
 from gpuactors_simulation.host.tenants import Tenants
 from gpuactors_simulation.host.uevents import Uevent
+from gpuactors_simulation.host.vfio import BLOCKED, Device, Vfio, clear, replace_file, write
+from gpuactors_simulation.host.vgpu import VGPU_HEADER, VgpuType
 
-__all__ = ["VFIO_DRIVERS", "VGPU_HEADER", "HostTree", "PciSpec", "Uevent"]
+__all__ = ["VFIO_DRIVERS", "VGPU_HEADER", "HostTree", "PciSpec", "Uevent", "VgpuType"]
 
-VFIO_DRIVERS: Final = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci"})
+VFIO_DRIVERS: Final = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci", "xe-vfio-pci"})
 """Drivers that make a vfio device of what is bound to them."""
+
+LEAVES_VIRTUAL_FUNCTIONS: Final = frozenset({"pci-pf-stub", "nvme"})
+"""Drivers that can switch SR-IOV on, and leave it on when they go: the function has virtual ones and no driver then
+(drivers/pci/pci-pf-stub.c and drivers/nvme/host/pci.c have no pci_disable_sriov; drivers/pci/iov.c, pci_iov_remove,
+warns of it). The others switch it off first, as igb, virtio-pci, vfio-pci and NVIDIA's do."""
 
 DRIVER_MANAGED_DMA: Final = VFIO_DRIVERS | {"pci-stub", "pcieport"}
 """Drivers beside which user space may have an IOMMU group: `driver_managed_dma` of struct pci_driver."""
 
-_BLOCKED: Final = ("uevent", "driver_override")
-"""Attributes that take the device's lock when they are read, on kernel 6.1; nothing else reads them here, so they are
-only there when that lock is held."""
-
 _MODES: Final = {"vfio/vfio": 0o666, "iommu": 0o660}
 """Of the nodes below /dev: as drivers/vfio/container.c and drivers/iommu/iommufd/main.c have them; others have that of
 devtmpfs, 0600."""
-
-VGPU_HEADER: Final = "ID    : vGPU Name\n"
-"""All that `creatable_vgpu_types` has once a card is full."""
-
-_GROUP_MAJOR: Final = 243
-_CDEV_MAJOR: Final = 511
 
 
 class PciSpec(Struct, frozen=True):
@@ -69,24 +68,35 @@ class PciSpec(Struct, frozen=True):
     """Addresses of the bridges between the root and the function, outermost first."""
     total_vfs: int = 0
     """How many virtual functions it can have; 0 of a function without SR-IOV."""
+    vf_device: str | None = None
+    """The device id of its virtual functions (`sriov_vf_device`); None if they have its own."""
+    vfs_share_group: bool = False
+    """Its virtual functions are in one IOMMU group, for want of ACS."""
+    vgpu_types: tuple[VgpuType, ...] = ()
+    """The types of vGPU that its virtual functions can have on the driver `nvidia`."""
+    vgpu_names_first: bool = False
+    """Its driver lists them as `NAME NUMBER`, see `vgpu.creatable`."""
 
 
 @dataclass(slots=True)
-class _Plugged:
+class _Plugged(Device):
     """A function that is in the tree, and what the kernel keeps about it."""
 
-    spec: PciSpec
-    driver: str | None = None
-    vfio: int | None = None
-    """N of `vfio-dev/vfioN`."""
-    waiting: Iterator[Uevent] | None = None
-    """The rest of an unbind or unplug that waits for the holder of the device."""
+    spec: PciSpec = field(kw_only=True)
     virtual: tuple[str, ...] = ()
-    """The addresses of its virtual functions."""
+    """The addresses of its virtual functions, in the order of their numbers. One that was removed by hand is still
+    counted."""
+    physical: str | None = None
+    """Of a virtual function."""
+    is_losing_children: bool = False
+    """Its virtual functions or mediated devices are being removed, and one may wait for its holder."""
+    vgpu: int = 0
+    """The number of its type of vGPU; 0 without one."""
 
-    @property
-    def devpath(self) -> str:
-        return "/".join(("/devices", self.spec.pcie_root, *self.spec.bridges, self.spec.address))
+
+def _plugged(spec: PciSpec, physical: str | None = None) -> _Plugged:
+    devpath = "/".join(("/devices", spec.pcie_root, *spec.bridges, spec.address))
+    return _Plugged(spec.address, devpath, spec.group, spec=spec, physical=physical)
 
 
 @final
@@ -122,10 +132,13 @@ class HostTree:
         self.waits_silently = waits_silently
         self._make_node_at = make_node or _plain_file
         self._functions: dict[str, _Plugged] = {}
-        self._members: dict[int, set[str]] = {}
-        self._vfio_numbers: set[int] = set()
         self._seqnum = 1000
         self._tenants = Tenants(root) if tenants is None else tenants
+        self._vfio = Vfio(
+            root, self._tenants, self._uevent, self.make_node, cdev=cdev, waits_silently=waits_silently
+        )
+        self.mediated = MediatedDevices(root, self._vfio, self._uevent)
+        """The mediated devices of the node."""
         self._probed: list[str] = []
         for directory in (
             "sys/bus/pci/devices",
@@ -155,11 +168,11 @@ class HostTree:
 
     def group_members(self, group: int) -> frozenset[str]:
         """Return the functions in an IOMMU group."""
-        return frozenset(self._members.get(group, ()))
+        return frozenset(self._vfio.members.get(group, ()))
 
     def free_group(self) -> int:
         """Return the number of the next IOMMU group: the lowest that is free (drivers/iommu/iommu.c, ida_alloc)."""
-        return next(number for number in count() if number not in self._members)
+        return next(number for number in count() if number not in self._vfio.members)
 
     def vfio_number(self, address: str) -> int | None:
         """N of the function's `vfio-dev/vfioN`."""
@@ -173,25 +186,30 @@ class HostTree:
         """The kernel gives the group to user space: no member of it is on a driver that does DMA
         (drivers/iommu/iommu.c, iommu_group_claim_dma_owner), and firmware reserves no memory one to one. The functions
         `beside` are left out."""
-        members = self._members.get(group, set()).difference(beside)
-        drivers = {self._functions[address].driver for address in members} - {None}
+        members = self._vfio.members.get(group, {})
+        devices = [device for name, device in members.items() if name not in beside]
         directory = self.root / f"sys/kernel/iommu_groups/{group}"
         others = [
-            m for m in directory.glob("devices/*") if not _is_pci(m.name) and (m / "driver").is_symlink()
+            m for m in directory.glob("devices/*") if m.name not in members and (m / "driver").is_symlink()
         ]
         regions = directory / "reserved_regions"
         is_reserved = regions.is_file() and any(
             line.endswith(" direct") for line in regions.read_text().splitlines()
         )
-        return drivers <= DRIVER_MANAGED_DMA and not others and not is_reserved
+        return all(map(self._leaves_dma, devices)) and not others and not is_reserved
+
+    def _leaves_dma(self, device: Device) -> bool:
+        return device.driver is None or device.driver in DRIVER_MANAGED_DMA or device.vfio is not None
 
     def holder_of(self, group: int) -> int | None:
         """Return the PID of the tenant that has a group open."""
         return self._tenants.holder_of(group)
 
     def is_waiting(self, address: str) -> bool:
-        """An unbind or unplug of the function waits for its holder. Raises `KeyError` if it is not plugged."""
-        return self._functions[address].waiting is not None
+        """An unbind or unplug of the function waits for its holder, or for that of one of its virtual functions or
+        mediated devices. Raises `KeyError` if it is not plugged."""
+        plugged = self._functions[address]
+        return plugged.waiting is not None or plugged.is_losing_children
 
     @property
     def probed(self) -> tuple[str, ...]:
@@ -220,14 +238,16 @@ class HostTree:
         """`plug`, uevent by uevent."""
         if spec.address in self._functions:
             raise ValueError(f"{spec.address} is plugged in already")
-        plugged = _Plugged(spec)
-        self._functions[spec.address] = plugged
-        self._make_function(plugged)
-        if spec.group is not None:
-            self._join_group(plugged, spec.group)
-        yield self._pci_uevent("add", plugged)
+        yield from self._plug(_plugged(spec))
         if spec.driver is not None:
-            yield from self._bind(plugged, spec.driver)
+            yield from self._bind(self._functions[spec.address], spec.driver)
+
+    def _plug(self, plugged: _Plugged) -> Iterator[Uevent]:
+        self._functions[plugged.name] = plugged
+        self._make_function(plugged)
+        if plugged.group is not None:
+            self._vfio.join_group(plugged, plugged.group)
+        yield self._pci_uevent("add", plugged)
 
     def unplug_steps(self, address: str) -> Iterator[Uevent]:
         """`unplug`, uevent by uevent. The directory goes with the last one, when the reader may already have it."""
@@ -236,7 +256,7 @@ class HostTree:
         if plugged.driver is not None:
             yield from self._unbind(plugged, self._remove(plugged))
         else:
-            yield from self._remove(plugged)
+            yield from self._without_children(plugged, self._remove(plugged))
 
     def virtualize(self, address: str, count: int, driver: str | None = None) -> tuple[Uevent, ...]:
         """A function gets so many virtual functions, 0: it loses them (`sriov_numvfs`). `driver` takes them at once."""
@@ -244,60 +264,83 @@ class HostTree:
 
     def virtualize_steps(self, address: str, count: int, driver: str | None = None) -> Iterator[Uevent]:
         """`virtualize`, uevent by uevent: drivers/pci/iov.c, sriov_enable and sriov_disable. A virtual function is
-        added before the links say that it is one; when they go no uevent names the physical function. Each is in an
-        IOMMU group of its own. Raises `ValueError` for more than it can have, or if it has some."""
+        added before the links say that it is one; when they go no uevent names the physical function. While a process
+        has one open, its removal waits, and those after it with it. Raises `ValueError` for more than it can have, or
+        if it has some."""
         plugged = self._find(address)
+        self._refuse_if_waiting(plugged)
         if count > plugged.spec.total_vfs:
             raise ValueError(f"{address} can have {plugged.spec.total_vfs} virtual functions")
         if count and plugged.virtual:
             raise ValueError(f"{address} has {len(plugged.virtual)} virtual functions; write 0 first")
+        if count and (self.device_dir(address) / "virtfn0").is_symlink():
+            raise ValueError(f"{address} has a link to a virtual function that was removed by hand (EEXIST)")
         if count:
-            yield from self._virtualize(plugged, count, driver)
-        for number, virtual in enumerate(plugged.virtual if not count else ()):
-            plugged.virtual = plugged.virtual[1:]
-            self.remove_attribute(address, f"virtfn{number}")
-            self.remove_attribute(virtual, "physfn")
-            yield from self.unplug_steps(virtual)
-        self.set_attribute(address, "sriov_numvfs", f"{count}\n".encode())
+            yield from self._enable_sriov(plugged, count, driver)
+        else:
+            yield from self._disable_sriov(plugged, iter(()))
 
-    def _virtualize(self, plugged: _Plugged, count: int, driver: str | None) -> Iterator[Uevent]:
-        physical, spec = plugged.spec.address, plugged.spec
-        head, _, tail = physical.rpartition(":")
-        slot, _, function = tail.partition(".")
-        first = int(slot, 16) * 8 + int(function) + 4
-        for number in range(count):
-            virtual = f"{head}:{(first + number) // 8:02x}.{(first + number) % 8}"
-            group = None if spec.group is None else max(self._members, default=0) + 1
-            of_virtual = replace(spec, address=virtual, group=group, driver=None, total_vfs=0)
-            yield from self.plug_steps(of_virtual)
-            os.symlink(f"../{virtual}", self.device_dir(physical) / f"virtfn{number}")
-            os.symlink(f"../{physical}", self.device_dir(virtual) / "physfn")
-            plugged.virtual = (*plugged.virtual, virtual)
-            yield self._pci_uevent("change", self._functions[virtual])
+    def _enable_sriov(self, plugged: _Plugged, count: int, driver: str | None) -> Iterator[Uevent]:
+        physical = plugged.spec
+        group = None if physical.group is None else max(self._vfio.members, default=0) + 1
+        for number, address in enumerate(virtual_addresses(physical.address, count)):
+            spec = replace(
+                physical,
+                address=address,
+                device=physical.vf_device or physical.device,
+                group=group if group is None or physical.vfs_share_group else group + number,
+                driver=None,
+                total_vfs=0,
+                vgpu_types=(),
+            )
+            virtual = _plugged(spec, physical.address)
+            yield from self._plug(virtual)
+            os.symlink(f"../{address}", self.device_dir(physical.address) / f"virtfn{number}")
+            os.symlink(f"../{physical.address}", self.device_dir(address) / "physfn")
+            plugged.virtual = (*plugged.virtual, address)
+            yield self._pci_uevent("change", virtual)
             if driver is not None:
-                yield from self.bind_steps(virtual, driver)
+                yield from self._bind(virtual, driver)
         yield self._pci_uevent("change", plugged)
+        self.set_attribute(physical.address, "sriov_numvfs", f"{count}\n".encode())
 
-    def register_vgpu(self, address: str, creatable: str = VGPU_HEADER) -> tuple[Uevent, ...]:
-        """NVIDIA's driver, which has the virtual function, registers it with vfio and makes its directory `nvidia/`,
-        without a vGPU. Raises `ValueError` if it is on no driver, or in no group."""
-        plugged = self._find(address)
-        if plugged.driver is None or plugged.spec.group is None or plugged.vfio is not None:
-            raise ValueError(f"{address} is on no driver that could make a vGPU of it")
-        uevents = tuple(self._make_vfio(plugged, plugged.spec.group))
-        self.set_vgpu(address, 0, creatable)
-        return uevents
+    def _disable_sriov(self, plugged: _Plugged, rest: Iterator[Uevent]) -> Iterator[Uevent]:
+        plugged.is_losing_children = True
+        yield from self._vfio.in_turn(self._virtual_removals(plugged), self._virtual_gone(plugged, rest))
+        if plugged.is_losing_children and plugged.virtual:
+            # Readers wait for its lock, as those of sriov_vf_total_msix do.
+            for name in ("sriov_numvfs", *(BLOCKED if self.waits_silently else ())):
+                self.make_hang(plugged.name, name)
 
-    def set_vgpu(self, address: str, number: int, creatable: str = VGPU_HEADER) -> None:
-        """A virtual function gets a vGPU type, 0: it loses it. There is no uevent. `creatable`: the list of the types
-        that can be set now; by default that of a card that is full."""
-        (self.device_dir(address) / "nvidia").mkdir(exist_ok=True)
-        self.set_attribute(address, "nvidia/current_vgpu_type", f"{number}\n".encode())
-        self.set_attribute(address, "nvidia/creatable_vgpu_types", creatable.encode())
+    def _virtual_removals(self, plugged: _Plugged) -> Iterator[tuple[Device, Iterator[Uevent]]]:
+        """drivers/pci/iov.c, pci_iov_remove_virtfn: the link to one that was removed by hand stays."""
+        for number, address in enumerate(plugged.virtual):
+            if address in self._functions:
+                self.remove_attribute(plugged.name, f"virtfn{number}")
+                self.remove_attribute(address, "physfn")
+                yield self._functions[address], self.unplug_steps(address)
+
+    def _virtual_gone(self, plugged: _Plugged, rest: Iterator[Uevent]) -> Iterator[Uevent]:
+        plugged.virtual = ()
+        plugged.is_losing_children = False
+        if plugged.spec.total_vfs:
+            self.end_hang(plugged.name, "sriov_numvfs", b"0\n")
+        for name in BLOCKED if self.waits_silently else ():
+            self.remove_attribute(plugged.name, name)
+        yield from rest
+
+    def _without_children(self, plugged: _Plugged, rest: Iterator[Uevent]) -> Iterator[Uevent]:
+        """The driver or the function goes, and its mediated devices and virtual functions before it."""
+        plugged.is_losing_children = self.mediated.is_parent(plugged.name) or bool(plugged.virtual)
+        yield from self.mediated.unregister_steps(plugged.name, self._disable_sriov(plugged, rest))
 
     def virtual_functions(self, address: str) -> tuple[str, ...]:
-        """Return the addresses of a function's virtual functions."""
-        return self._functions[address].virtual
+        """Return the addresses of a function's virtual functions that are there."""
+        return tuple([virtual for virtual in self._functions[address].virtual if virtual in self._functions])
+
+    def physical_function(self, address: str) -> str | None:
+        """Return the address of a virtual function's physical function; None of any other function."""
+        return self._functions[address].physical
 
     def bind_steps(self, address: str, driver: str) -> Iterator[Uevent]:
         """`bind`, uevent by uevent."""
@@ -309,11 +352,7 @@ class HostTree:
 
     def unbind_steps(self, address: str) -> Iterator[Uevent]:
         """`unbind`, uevent by uevent. Stopped before the end, it is an unbind that waits for its holder."""
-        plugged = self._find(address)
-        self._refuse_if_waiting(plugged)
-        if plugged.driver is None:
-            raise ValueError(f"{address} is bound to no driver")
-        yield from self._unbind(plugged, iter(()))
+        yield from self.unbind_when_iterated(address)
 
     # --- tenants --------------------------------------------------------------------------------------------
 
@@ -329,36 +368,44 @@ class HostTree:
         """A process opens a group and, with `device`, every function in it. It is started if it is not there.
 
         Raises `OSError` as open(2) would: ENOENT without a node, EBUSY if a process has the group open (this one
-        included). With `device` also EPERM, as VFIO_GROUP_SET_CONTAINER says while the group is not viable.
+        included). With `device` also EPERM, as VFIO_GROUP_SET_CONTAINER says while the group is not viable, and EACCES,
+        as VFIO_GROUP_GET_DEVICE_FD says of a virtual function whose physical one is on a vfio driver: it wants a token
+        (vfio_pci_validate_vf_token).
         """
         self._check_open(f"/dev/vfio/{group}", group)
         if device and not self.is_viable(group):
             raise OSError(errno.EPERM, os.strerror(errno.EPERM), f"/dev/vfio/{group}")
+        if device and any(map(self._wants_token, self._vfio.members.get(group, ()))):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), f"/dev/vfio/{group}")
         if pid not in self._tenants:
             self._tenants.start(pid, command, pod_uid)
         self._tenants.open_group(pid, group)
         if device:
-            for address in sorted(self._members.get(group, ())):
-                if self._functions[address].vfio is not None:
-                    self.open_device(address, pid)
+            for name, member in sorted(self._vfio.members.get(group, {}).items()):
+                if member.vfio is not None:
+                    self.open_device(name, pid)
 
-    def open_device(self, address: str, pid: int) -> None:
-        """A process that has the function's group open gets its device: the function wakes up and is enabled.
+    def _wants_token(self, name: str) -> bool:
+        physical = self._functions[name].physical if name in self._functions else None
+        return physical is not None and self._functions[physical].driver in VFIO_DRIVERS
+
+    def open_device(self, name: str, pid: int) -> None:
+        """A process that has the group of a function or mediated device open gets its device: a function wakes up and
+        is enabled.
 
         Raises `ValueError` if the group is not open, the device is open already, or the function is bound to no vfio
         driver.
         """
-        plugged = self._find(address)
-        group = plugged.spec.group
-        if plugged.vfio is None or group is None or self.holder_of(group) != pid:
+        device = self._device(name)
+        if device.vfio is None or device.group is None or self.holder_of(device.group) != pid:
             raise ValueError(
-                f"process {pid} cannot open {address}: it does not hold its group, or it is not on vfio"
+                f"process {pid} cannot open {name}: it does not hold its group, or it is not on vfio"
             )
-        if self._tenants.opener_of(address) is not None:
-            raise ValueError(f"process {pid} has {address} open already")
-        self._tenants.open_device(pid, address)
-        self._set_status(plugged, "active")
-        self._count(plugged, +1)
+        if self._vfio.is_open(device):
+            raise ValueError(f"process {pid} has {name} open already")
+        self._tenants.open_device(pid, name)
+        self._vfio.set_status(device, "active")
+        self._count(device, +1)
 
     def close_group(self, group: int, pid: int) -> tuple[Uevent, ...]:
         """A process closes a group and its devices, and lives on. There is no uevent, unless an unbind waited.
@@ -378,16 +425,11 @@ class HostTree:
     def wake(self) -> tuple[Uevent, ...]:
         """Continue what waited for a holder that has closed the group meanwhile. For tenants that are processes of
         their own."""
-        uevents: list[Uevent] = []
-        for plugged in list(self._functions.values()):
-            if plugged.waiting is not None and not self._is_open(plugged):
-                remaining_uevents, plugged.waiting = plugged.waiting, None
-                uevents.extend(remaining_uevents)
-        return tuple(uevents)
+        return tuple(self._vfio.wake([*self._functions.values(), *self.mediated.devices]))
 
     def is_open(self, address: str) -> bool:
-        """A tenant has the function's device open. Raises `KeyError` if it is not plugged."""
-        return self._is_open(self._functions[address])
+        """A tenant has the device of a function or mediated device open. Raises `KeyError` if it is not there."""
+        return self._vfio.is_open(self._device(address))
 
     def open_file(self, path: str, pid: int, command: str, pod_uid: str | None = None) -> None:
         """A process opens a node of a host driver (its path on the host). It is started if it is not there."""
@@ -412,30 +454,22 @@ class HostTree:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), node)
 
     def _close_group(self, group: int, pid: int) -> Iterator[Uevent]:
-        members = [self._functions[address] for address in sorted(self._members.get(group, ()))]
-        for plugged in members:
-            if self._tenants.opener_of(plugged.spec.address) == pid:
-                self._close_device(plugged, pid)
+        members = [device for _, device in sorted(self._vfio.members.get(group, {}).items())]
+        for device in members:
+            if self._tenants.opener_of(device.name) == pid:
+                self._tenants.close_device(pid, device.name)
+                self._count(device, -1)
+                self._vfio.set_status(device, "suspended")
         self._tenants.close_group(pid, group)
-        for plugged in members:
-            if plugged.waiting is not None:
-                remaining_uevents, plugged.waiting = plugged.waiting, None
-                yield from remaining_uevents
+        yield from self._vfio.wake(members)
 
-    def _close_device(self, plugged: _Plugged, pid: int) -> None:
-        self._tenants.close_device(pid, plugged.spec.address)
-        self._count(plugged, -1)
-        self._set_status(plugged, "suspended")
-
-    def _set_status(self, plugged: _Plugged, status: str) -> None:
-        with suppress(OSError):  # a fault was put there, or the function is hollow
-            _replace(f"{self.root}/sys{plugged.devpath}/power/runtime_status", f"{status}\n")
-
-    def _count(self, plugged: _Plugged, change: int) -> None:
+    def _count(self, device: Device, change: int) -> None:
         """Change `enable`, which is a count: an operator may have written to it."""
-        path = f"{self.root}/sys{plugged.devpath}/enable"
-        with suppress(OSError, ValueError):  # a fault was put there
-            _replace(path, f"{int(Path(path).read_bytes()) + change}\n")
+        path = f"{self.root}/sys{device.devpath}/enable"
+        with suppress(
+            OSError, ValueError
+        ):  # a fault was put there, or it is a mediated device, which has none
+            replace_file(path, f"{int(Path(path).read_bytes()) + change}\n")
 
     def switch(self, address: str, *, on: bool) -> None:
         """1 or 0 is written to `enable`, which counts up or down. There is no uevent.
@@ -462,19 +496,19 @@ class HostTree:
     def set_attribute(self, address: str, name: str, content: bytes) -> None:
         """An attribute reads as `content`, sense or nonsense."""
         path = self.device_dir(address) / name
-        self._clear(path)
+        clear(path)
         path.write_bytes(content)
 
     def make_unreadable(self, address: str, name: str) -> None:
         """Reading the attribute fails, for root as well: it is a directory now (EISDIR)."""
         path = self.device_dir(address) / name
-        self._clear(path)
+        clear(path)
         path.mkdir()
 
     def make_hang(self, address: str, name: str) -> None:
         """Reading the attribute hangs until `end_hang`: it is a FIFO without a writer."""
         path = self.device_dir(address) / name
-        self._clear(path)
+        clear(path)
         os.mkfifo(path)
 
     def end_hang(self, address: str, name: str, content: bytes) -> None:
@@ -488,7 +522,7 @@ class HostTree:
 
     def remove_attribute(self, address: str, name: str) -> None:
         """Remove an attribute or link."""
-        self._clear(self.device_dir(address) / name)
+        clear(self.device_dir(address) / name)
 
     def hollow(self, address: str) -> None:
         """The function vanishes half way: listed on the bus, but its directory is gone. `unplug` finishes it."""
@@ -530,9 +564,13 @@ class HostTree:
             raise ValueError(f"{address} is not plugged in")
         return self._functions[address]
 
+    def _device(self, name: str) -> Device:
+        """Return a function or a mediated device. Raises `ValueError` if it is not there."""
+        return self._functions.get(name) or self.mediated.find(name)
+
     def _refuse_if_waiting(self, plugged: _Plugged) -> None:
         """The kernel would let the caller sleep on the device's lock as well."""
-        if plugged.waiting is not None:
+        if plugged.waiting is not None or plugged.is_losing_children:
             raise ValueError(
                 f"{plugged.spec.address} is being unbound and waits for its holder; close its group first"
             )
@@ -550,31 +588,12 @@ class HostTree:
             ("enable", "0\n"),
             ("power/runtime_status", "active\n"),
         ):
-            _write(f"{directory}/{name}", content)
+            write(f"{directory}/{name}", content)
         if spec.total_vfs:
-            _write(f"{directory}/sriov_totalvfs", f"{spec.total_vfs}\n")
-            _write(f"{directory}/sriov_numvfs", "0\n")
+            write(f"{directory}/sriov_totalvfs", f"{spec.total_vfs}\n")
+            write(f"{directory}/sriov_numvfs", "0\n")
         os.symlink(f"{up}bus/pci", f"{directory}/subsystem")
         os.symlink(f"../../..{plugged.devpath}", f"{self.root}/sys/bus/pci/devices/{spec.address}")
-
-    def _join_group(self, plugged: _Plugged, group: int) -> None:
-        address = plugged.spec.address
-        self._members.setdefault(group, set()).add(address)
-        devices = f"{self.root}/sys/kernel/iommu_groups/{group}/devices"
-        os.makedirs(devices, exist_ok=True)
-        up = "../" * (2 + len(plugged.spec.bridges) + 1)
-        os.symlink(f"{up}kernel/iommu_groups/{group}", f"{self.root}/sys{plugged.devpath}/iommu_group")
-        os.symlink(f"../../../..{plugged.devpath}", f"{devices}/{address}")
-
-    def _leave_group(self, plugged: _Plugged, group: int) -> None:
-        address = plugged.spec.address
-        (self.root / f"sys{plugged.devpath}/iommu_group").unlink(missing_ok=True)
-        directory = self.root / f"sys/kernel/iommu_groups/{group}"
-        (directory / "devices" / address).unlink(missing_ok=True)
-        self._members[group].discard(address)
-        if not self._members[group]:
-            del self._members[group]
-            shutil.rmtree(directory)
 
     # --- drivers --------------------------------------------------------------------------------------------
 
@@ -586,9 +605,26 @@ class HostTree:
         up = "../" * (2 + len(plugged.spec.bridges) + 1)
         os.symlink(f"../../../..{plugged.devpath}", f"{drivers}/{plugged.spec.address}")
         os.symlink(f"{up}bus/pci/drivers/{driver}", f"{self.root}/sys{plugged.devpath}/driver")
-        if driver in VFIO_DRIVERS and plugged.spec.group is not None:
-            yield from self._make_vfio(plugged, plugged.spec.group)
+        if self.has_vgpus(plugged.name, driver):
+            plugged.vgpu = 0
+            vgpu.make_attributes(self.device_dir(plugged.name))
+            self._list_creatable(plugged.physical or "")
+        if self.makes_vfio(plugged.name, driver) and plugged.group is not None:
+            yield from self._vfio.register_steps(plugged)
         yield self._pci_uevent("bind", plugged)
+
+    def makes_vfio(self, address: str, driver: str) -> bool:
+        """Return whether the driver makes a vfio device of the function."""
+        return driver in VFIO_DRIVERS or self.has_vgpus(address, driver)
+
+    def unbind_when_iterated(self, address: str) -> Iterator[Uevent]:
+        """Remove the driver's links at once, and return the rest of `unbind`, for a driver that waits before it goes.
+        Raises `ValueError` as `unbind`."""
+        plugged = self._find(address)
+        self._refuse_if_waiting(plugged)
+        if plugged.driver is None:
+            raise ValueError(f"{address} is bound to no driver")
+        return self._unbind(plugged, iter(()))
 
     def _unbind(self, plugged: _Plugged, uevents_after: Iterator[Uevent]) -> Iterator[Uevent]:
         """The links go at once, then the driver's own things, then the uevent: dd.c, __device_release_driver.
@@ -598,101 +634,99 @@ class HostTree:
         driver, plugged.driver = plugged.driver, None
         (self.root / f"sys{plugged.devpath}/driver").unlink(missing_ok=True)
         (self.root / f"sys/bus/pci/drivers/{driver}/{plugged.spec.address}").unlink(missing_ok=True)
-        shutil.rmtree(self.root / f"sys{plugged.devpath}/nvidia", ignore_errors=True)
-        remaining_uevents = self._finish_unbind(plugged, plugged.vfio, uevents_after)
-        if self.waits_silently and plugged.vfio is not None and self._is_open(plugged):
-            plugged.waiting = self._wake(plugged, plugged.vfio, remaining_uevents)
-            for name in _BLOCKED:
-                self.make_hang(plugged.spec.address, name)
-            return
-        if plugged.vfio is not None:
-            yield from self._drop_vfio_device(plugged, plugged.vfio)
-        if self._is_open(plugged):
-            plugged.waiting = remaining_uevents
-        else:
-            yield from remaining_uevents
+        rest = self._finish_unbind(plugged, driver, plugged.vfio is not None, uevents_after)
+        steps = self._vfio.unregister_steps(plugged, rest)
+        return steps if driver in LEAVES_VIRTUAL_FUNCTIONS else self._without_children(plugged, steps)
 
     def has_user(self, group: int) -> bool:
         """A process has a device of the group open: the group is user space's as a whole."""
-        return any(self._is_open(self._functions[address]) for address in self._members.get(group, ()))
-
-    def _is_open(self, plugged: _Plugged) -> bool:
-        return self._tenants.opener_of(plugged.spec.address) is not None
-
-    def _wake(self, plugged: _Plugged, number: int, remaining_uevents: Iterator[Uevent]) -> Iterator[Uevent]:
-        """Continue after an unbind that has waited silently."""
-        for name in _BLOCKED:
-            self.remove_attribute(plugged.spec.address, name)
-        yield from self._drop_vfio_device(plugged, number)
-        yield from remaining_uevents
+        return any(map(self._vfio.is_open, self._vfio.members.get(group, {}).values()))
 
     def _finish_unbind(
-        self, plugged: _Plugged, number: int | None, uevents_after: Iterator[Uevent]
+        self, plugged: _Plugged, driver: str | None, was_vfio: bool, uevents_after: Iterator[Uevent]
     ) -> Iterator[Uevent]:
-        if number is not None and plugged.spec.group is not None:
-            self._vfio_numbers.discard(number)
+        if was_vfio and plugged.group is not None:
             # vfio_pci_core_unregister_device forbids runtime power management, which resumes the function.
-            self._set_status(plugged, "active")
-            yield from self._drop_group(plugged.spec.group)
+            self._vfio.set_status(plugged, "active")
+            yield from self._vfio.drop_group(plugged.group)
+        self.remove_attribute(plugged.name, "nvidia")
+        if self.has_vgpus(plugged.name, driver):
+            plugged.vgpu = 0
+            self._list_creatable(plugged.physical or "")
         yield self._pci_uevent("unbind", plugged)
         yield from uevents_after
 
     def _remove(self, plugged: _Plugged) -> Iterator[Uevent]:
         """The function itself goes: drivers/pci/remove.c, pci_destroy_dev."""
         os.unlink(self.root / "sys/bus/pci/devices" / plugged.spec.address)
-        if plugged.spec.group is not None:
-            self._leave_group(plugged, plugged.spec.group)
+        if plugged.group is not None:
+            self._vfio.leave_group(plugged)
         del self._functions[plugged.spec.address]
         shutil.rmtree(self.root / f"sys{plugged.devpath}", ignore_errors=True)
         yield self._pci_uevent("remove", plugged)
 
-    def _make_vfio(self, plugged: _Plugged, group: int) -> Iterator[Uevent]:
-        number = next(n for n in range(len(self._vfio_numbers) + 1) if n not in self._vfio_numbers)
-        first_of_group = self._vfio_bound_members(group) == 0
-        plugged.vfio = number
-        self._vfio_numbers.add(number)
-        # Before there is a node to open: vfio_pci_core_register_device, drivers/vfio/pci/vfio_pci_core.c.
-        self._set_status(plugged, "suspended")
-        if first_of_group:
-            directory = f"{self.root}/sys/devices/virtual/vfio/{group}"
-            os.makedirs(directory)
-            _write(f"{directory}/dev", f"{_GROUP_MAJOR}:{group}\n")
-            os.symlink(f"../../devices/virtual/vfio/{group}", f"{self.root}/sys/class/vfio/{group}")
-            self.make_node(f"vfio/{group}")
-            yield self._group_uevent("add", group)
-        directory = f"{self.root}/sys{plugged.devpath}/vfio-dev/vfio{number}"
-        os.makedirs(directory)
-        os.symlink(
-            f"../..{plugged.devpath}/vfio-dev/vfio{number}", f"{self.root}/sys/class/vfio-dev/vfio{number}"
-        )
-        if self.cdev:
-            _write(f"{directory}/dev", f"{_CDEV_MAJOR}:{number}\n")
-            self.make_node(f"vfio/devices/vfio{number}")
-        yield self._vfio_dev_uevent("add", plugged, number)
+    # --- vGPUs of NVIDIA's vendor VFIO ------------------------------------------------------------------------
 
-    def _drop_vfio_device(self, plugged: _Plugged, number: int) -> Iterator[Uevent]:
-        (self.root / f"dev/vfio/devices/vfio{number}").unlink(missing_ok=True)
-        (self.root / f"sys/class/vfio-dev/vfio{number}").unlink(missing_ok=True)
-        # The kernel removes `vfio-dev/` as well: it is a glue directory (drivers/base/core.c, cleanup_glue_dir).
-        shutil.rmtree(self.root / f"sys{plugged.devpath}/vfio-dev", ignore_errors=True)
-        plugged.vfio = None
-        yield self._vfio_dev_uevent("remove", plugged, number)
+    def has_vgpus(self, address: str, driver: str | None) -> bool:
+        """Return whether the function can be a vGPU on this driver: it is a virtual function of such a card."""
+        physical = self._functions[address].physical
+        return driver == "nvidia" and physical is not None and bool(self._functions[physical].spec.vgpu_types)
 
-    def _drop_group(self, group: int) -> Iterator[Uevent]:
-        """The group's node goes with the last function, even if a process has only the node open (seen on 6.1): only an
-        open device delays an unbind."""
-        if self._vfio_bound_members(group) != 0:
-            return
-        self._tenants.node_removed(group)
-        (self.root / f"dev/vfio/{group}").unlink(missing_ok=True)
-        (self.root / f"sys/class/vfio/{group}").unlink(missing_ok=True)
-        shutil.rmtree(self.root / f"sys/devices/virtual/vfio/{group}", ignore_errors=True)
-        yield self._group_uevent("remove", group)
+    def set_vgpu_type(self, address: str, number: int) -> None:
+        """A number is written to `nvidia/current_vgpu_type`, 0: the vGPU is gone. There is no uevent.
 
-    def _vfio_bound_members(self, group: int) -> int:
-        """Those that are on vfio, or leave it and wait for their holder."""
-        members = [self._functions[address] for address in self._members.get(group, ())]
-        return sum(plugged.vfio is not None or plugged.waiting is not None for plugged in members)
+        Raises `OSError`: EBUSY while a process has it open, EINVAL for a type that the card has no room for, which
+        leaves the function without a type (docs.nvidia.com, vGPU user guide).
+        """
+        plugged = self._find(address)
+        path = str(self.device_dir(address) / "nvidia/current_vgpu_type")
+        physical = self._functions.get(plugged.physical or "")
+        if physical is None or not self.has_vgpus(address, plugged.driver):
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if self._vfio.is_open(plugged):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        plugged.vgpu = 0
+        is_possible = number == 0 or any(t.number == number for t in self._creatable(physical))
+        plugged.vgpu = number if is_possible else 0
+        vgpu.show_type(self.device_dir(address), plugged.vgpu)
+        self._list_creatable(physical.name)
+        if not is_possible:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+
+    def vgpu_type(self, address: str) -> int:
+        """Return the number of the function's type of vGPU; 0 without one. Raises `KeyError` if it is not plugged."""
+        return self._functions[address].vgpu
+
+    def register_vgpu(self, address: str, creatable: str = VGPU_HEADER) -> tuple[Uevent, ...]:
+        """NVIDIA's driver, which has the virtual function, registers it with vfio and makes its directory `nvidia/`,
+        without a vGPU. For a card whose types the tree does not know: `creatable` is the list of the types. Raises
+        `ValueError` if it is on no driver, or in no group."""
+        plugged = self._find(address)
+        if plugged.driver is None or plugged.group is None or plugged.vfio is not None:
+            raise ValueError(f"{address} is on no driver that could make a vGPU of it")
+        uevents = tuple(self._vfio.register_steps(plugged))
+        vgpu.make_attributes(self.device_dir(address))
+        self.set_vgpu(address, 0, creatable)
+        return uevents
+
+    def set_vgpu(self, address: str, number: int, creatable: str = VGPU_HEADER) -> None:
+        """Show a vGPU type of a card whose types the tree does not know, 0: none. There is no uevent. `creatable`: the
+        list of the types that can be set now; by default that of a card that is full."""
+        directory = self.device_dir(address)
+        (directory / "nvidia").mkdir(exist_ok=True)
+        vgpu.show_type(directory, number)
+        self.set_attribute(address, "nvidia/creatable_vgpu_types", creatable.encode())
+
+    def _creatable(self, physical: _Plugged) -> tuple[VgpuType, ...]:
+        numbers = [self._functions[virtual].vgpu for virtual in self.virtual_functions(physical.name)]
+        return vgpu.creatable(physical.spec.vgpu_types, numbers)
+
+    def _list_creatable(self, physical: str) -> None:
+        plugged = self._functions[physical]
+        text = vgpu.listed(self._creatable(plugged), names_first=plugged.spec.vgpu_names_first)
+        for virtual in self.virtual_functions(physical):
+            with suppress(FileNotFoundError):  # it is on another driver
+                replace_file(str(self.device_dir(virtual) / "nvidia/creatable_vgpu_types"), text)
 
     # --- uevents --------------------------------------------------------------------------------------------
 
@@ -720,28 +754,6 @@ class HostTree:
             ("MODALIAS", modalias),
         )
 
-    def _group_uevent(self, action: str, group: int) -> Uevent:
-        return self._uevent(
-            action,
-            f"/devices/virtual/vfio/{group}",
-            "vfio",
-            ("MAJOR", str(_GROUP_MAJOR)),
-            ("MINOR", str(group)),
-            ("DEVNAME", f"vfio/{group}"),
-        )
-
-    def _vfio_dev_uevent(self, action: str, plugged: _Plugged, number: int) -> Uevent:
-        node = (
-            (
-                ("MAJOR", str(_CDEV_MAJOR)),
-                ("MINOR", str(number)),
-                ("DEVNAME", f"vfio/devices/vfio{number}"),
-            )
-            if self.cdev
-            else ()
-        )
-        return self._uevent(action, f"{plugged.devpath}/vfio-dev/vfio{number}", "vfio-dev", *node)
-
     # --- files ----------------------------------------------------------------------------------------------
 
     def make_node(self, name: str) -> None:
@@ -750,33 +762,15 @@ class HostTree:
         self._make_node_at(path)
         os.chmod(path, _MODES.get(name, 0o600))
 
-    def _clear(self, path: Path) -> None:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
-
-def _is_pci(name: str) -> bool:
-    return name.count(":") == 2 and "." in name
+def virtual_addresses(physical: str, count: int) -> tuple[str, ...]:
+    """Return the addresses of so many virtual functions, as NVIDIA's cards number them: the first is the fourth
+    function after the physical one (`sriov_offset` 4, `sriov_stride` 1)."""
+    head, _, tail = physical.rpartition(":")
+    slot, _, function = tail.partition(".")
+    first = int(slot, 16) * 8 + int(function) + 4
+    return tuple([f"{head}:{n // 8:02x}.{n % 8}" for n in range(first, first + count)])
 
 
 def _plain_file(path: str) -> None:
-    _write(path, "")
-
-
-def _write(path: str, content: str) -> None:
-    # Not pathlib: a tree of 4,096 functions is made of some 50,000 files and links.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        os.write(descriptor, content.encode())
-    finally:
-        os.close(descriptor)
-
-
-def _replace(path: str, content: str) -> None:
-    """Change a file while others read it: they find the old content or the new one. Raises `OSError`."""
-    if not os.path.isfile(path):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    _write(f"{path}.new", content)
-    os.replace(f"{path}.new", path)
+    write(path, "")

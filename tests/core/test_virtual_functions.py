@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.pool import wanted_pool
+from gpuactors.core.claims.progress import CLAIM_TOMBSTONE_S
 from gpuactors.core.events.claims import ActFailed
 from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.events.host import HostChanged
@@ -247,12 +248,18 @@ def test_a_pod_and_a_claim_whose_virtual_functions_go_with_the_driver_of_the_phy
     core.prepare(allocated(name("one"), VF2))
     core.functions[PciAddress(PF)] = physical("vfio-pci", virtual=False)
     core.unplugged(VF, VF2)
-    assert core.device_list() == {PF: "Healthy"}, "it is whole again"
+    assert causes(core)[PF] is Cause.CARD_IN_USE, "whole again, and others have parts of it"
     assert core.device_list(OF_VFS) == {VF: "Unhealthy"}
     (entry,) = core.state.published.device_lists[OF_VFS]
     assert entry.cause is Cause.GONE
     assert core.claim_state(name("one")) is ClaimState.DRIFTED
     assert isinstance(core.answer(core.unprepare(name("one"))), Unprepared)
+    core.pass_time(CLAIM_TOMBSTONE_S)
+    assert core.device_list() == {PF: "Unhealthy"}
+    assert core.reason(PF) == f"its virtual function {VF} is allocated to pod default/vm-1 as {OF_VFS}"
+    core.others.clear()
+    core.pass_time(limits.LEDGER_S + POLL_S)
+    assert core.device_list() == {PF: "Healthy"}
 
 
 def test_virtual_functions_that_appear_during_the_act_on_their_physical_one_end_it() -> None:
@@ -266,7 +273,10 @@ def test_virtual_functions_that_appear_during_the_act_on_their_physical_one_end_
     assert core.driver(PF) == "xe"
     assert core.answer(waiting) is None or isinstance(core.answer(waiting), Refused)
     assert "virtual functions" in core.problem(name("one"))
-    assert blocked(core)[VF] is None, "nobody has it"
+    assert blocked(core)[VF] == BlockReason(BlockKind.HELD, "CardInUse"), "the claim is not over"
+    core.unprepare(name("one"))
+    core.release("device")
+    assert blocked(core)[VF] is None
 
 
 def test_a_pod_keeps_a_gpu_whose_virtual_functions_appear_and_the_books_stay_right() -> None:

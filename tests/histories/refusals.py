@@ -103,6 +103,7 @@ _EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
     Cause.ALLOCATED: _OTHERS,
     Cause.CLAIMED_ELSEWHERE: _OTHERS,
     Cause.GROUP_IN_USE: _IN_USE,
+    Cause.CARD_IN_USE: _IN_USE,
     Cause.ORPHANED: _IN_USE,
     Cause.STILL_ALLOCATED: (*_HELD, "both cards of a group are released", "another program lists"),
     Cause.HELD_BY_OTHER: _IN_USE,

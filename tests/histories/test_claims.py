@@ -96,7 +96,7 @@ def test_a_found_history_of_a_node_with_claims_stays_found(name: str) -> None:
 
 def _no_other_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim looks at no other one's devices (NVIDIA: by name only)."""
-    monkeypatch.setattr(exclusion, "_by_another_claim", lambda *_: None)
+    monkeypatch.setattr(exclusion, "_by_another_claim", lambda *_, **__: None)
 
 
 def _rebinds_prebound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,6 +255,10 @@ def _remedy(state: NodeState, device: Device, holders: tuple[Holder, ...]) -> st
     match held.reason.cause if held is not None else Cause.FREE:
         case Cause.GROUP_IN_USE:
             return "nothing: an IOMMU group is allocated to one VM as a whole, and is free when that VM has ended"
+        case Cause.CARD_IN_USE:
+            return (
+                "nothing: a device and its parts are not allocated at once; it is free when that VM has ended"
+            )
         case Cause.ORPHANED:
             return (
                 f"wait until {named} has ended, or end it; the GPU is offered again as soon as it is closed"

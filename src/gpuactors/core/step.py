@@ -25,7 +25,7 @@ from gpuactors.core.deviceplugin.device_lists import publish
 from gpuactors.core.host import bindings, inspections, schedule, usage
 from gpuactors.core.kinds.presence import NO_GPU_HERE
 from gpuactors.core.ledger import ledger
-from gpuactors.core.ledger.identity import resolved
+from gpuactors.core.ledger.identity import resolved, with_ancestors
 from gpuactors.core.state import (
     Calls,
     Daemon,
@@ -127,8 +127,8 @@ def apply_event(turn: Turn) -> Turn:
 
 
 def resolve_ids(turn: Turn) -> Turn:
-    """Look up the device of each new ID in kubelet's ledger or in a grant."""
-    state = resolved(turn.resolved, turn.state)
+    """Look up the device of each new ID in kubelet's ledger or in a grant; remember the ancestors of one that goes."""
+    state = with_ancestors(turn.before, resolved(turn.resolved, turn.state))
     return replace(turn, state=state, resolved=state)
 
 

@@ -35,6 +35,7 @@ KINDS: Final[Mapping[Cause, str]] = {
     Cause.JUST_ALLOCATED: "allocated",
     Cause.CLAIMED_ELSEWHERE: CLAIMED,
     Cause.GROUP_IN_USE: "group-in-use",
+    Cause.CARD_IN_USE: "card-in-use",
     Cause.ORPHANED: "orphaned",
     Cause.HELD_BY_OTHER: "external",
     Cause.HOLDER_UNKNOWN: "unknown",

@@ -49,6 +49,7 @@ KINDS: Final = {
     "offered": "offered to claims, not on a vfio driver",
     "claimed": "allocated by a claim, or under another name",
     "group-in-use": "its IOMMU group is in use",
+    "card-in-use": "its card, or a part of it, is in use",
     "orphaned": "held by a pod that is gone",
     "external": "held by another process",
     "unhealthy": "unhealthy otherwise",
@@ -96,6 +97,7 @@ AS_EXPECTED: Final = {
     "allocated": "allocated to pods",
     "claimed": "allocated by claims",
     "group-in-use": "in an IOMMU group that is in use",
+    "card-in-use": "of a card that is in use",
     "offered": "offered to claims",
     "not-offered": "not on a vfio driver",
 }

@@ -243,6 +243,13 @@ def refused_for_the_group() -> set[Cause]:
     return refused(core)
 
 
+def its_virtual_function_was_unmade() -> set[Cause]:
+    """A pod had it."""
+    core = node(gpu(A), replace(gpu(B), physical=A), ledger={B: "vm-1"})
+    core.inspect(B)
+    return listed(core)
+
+
 def refused_for_another_resource() -> set[Cause]:
     core = node()
     core.at += 1
@@ -318,6 +325,7 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
         Cause.GROUP_IN_USE,
         lambda: listed(node(gpu(A, 7), gpu(B, 7), ledger={B: "vm-1"})),
     ),
+    "a pod has a virtual function of it": (Cause.CARD_IN_USE, its_virtual_function_was_unmade),
     "its pod is gone, its process is not": (Cause.ORPHANED, orphaned),
     "a process has it": (Cause.HELD_BY_OTHER, held_by_other),
     "a process has it, and the ledger is unreadable": (Cause.HOLDER_UNKNOWN, holder_unknown),

@@ -29,8 +29,10 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.claim_states import ClaimState, ClaimTrigger
 from gpuactors.core.values.model import Holder, PciFunction
+from gpuactors.core.values.selector import parse_selector
 from tests.core.builders import SETTINGS, A, B, disk, gpu
 from tests.core.gpus.claim_core import ON_HOST, POOL, PRE_BOUND, ClaimCore, allocated, core_with, name
+from tests.core.kinds.toy import CARD, card, registered
 
 ONE, TWO = name("one"), name("two")
 
@@ -46,6 +48,13 @@ def of_device(device: str, *others: PciFunction) -> Cause:
     core = ClaimCore(ON_HOST, *others)
     core.created(Claim(ONE, None, 1, (AllocatedDevice("a", POOL, device),)))
     return core.cause_of(ONE)
+
+
+def of_a_card_with_halves() -> Cause:
+    with registered(pytest.MonkeyPatch()):
+        core = ClaimCore(card(), settings=replace(SETTINGS, selectors=(parse_selector("vendor=f00d"),)))
+        core.created(allocated(ONE, CARD))
+        return core.cause_of(ONE)
 
 
 def of_content(claim: Claim) -> Cause:
@@ -231,6 +240,7 @@ CLAIMS: Final[dict[str, tuple[Cause, Callable[[], Cause]]]] = {
         lambda: of_device("gpu-0000-01-00-0", replace(ON_HOST, direct_region="0xa000 to 0xafff")),
     ),
     "it is in the host's fabric": (Cause.FABRIC_OF_HOST, in_the_hosts_fabric),
+    "mediated devices were made of it": (Cause.MEDIATED_DEVICES, of_a_card_with_halves),
     "it is no device of ours": (Cause.UNKNOWN_ID, lambda: of_device("mig-1g")),
     "it is gone": (Cause.GONE, lambda: of_device("gpu-0000-09-00-0")),
     "nothing selects it": (

@@ -80,7 +80,7 @@ def test_the_gpu_has_one_owner_and_its_rightful_driver_after_every_order(name: s
 
 def _nobody_else_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's: exclusion by name, in memory only."""
-    monkeypatch.setattr(exclusion, "_by_another_claim", lambda *_: None)
+    monkeypatch.setattr(exclusion, "_by_another_claim", lambda *_, **__: None)
 
 
 def _pods_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:

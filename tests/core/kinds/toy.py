@@ -42,9 +42,14 @@ CARD: Final = pci_address("0000:05:00.0")
 _KEY: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
-def card(driver: str | None = "toy-halves") -> PciFunction:
-    """A card, which no selector chooses."""
-    return replace(gpu(CARD, 5, device="70aa", model="Toy", driver=driver), vendor="f00d")
+_HALVED: Final = "Toy"
+"""The name of a card that has halves."""
+
+
+def card(driver: str | None = "toy-halves", *, halved: bool = True) -> PciFunction:
+    """A card, which no selector of `SETTINGS` chooses; with halves, unless it is not `halved`."""
+    function = gpu(CARD, 5, device="70aa", model=_HALVED if halved else "Whole toy", driver=driver)
+    return replace(function, vendor="f00d")
 
 
 def half(number: int) -> DeviceKey:
@@ -73,7 +78,11 @@ class Halves:
         return DeviceKey(key) if key != slice_name and self.is_key(key) else None
 
     def devices(self, facts: HostFacts) -> Iterator[Device]:
-        cards = [function for function in facts.functions.values() if function.vendor == "f00d"]
+        cards = [
+            function
+            for function in facts.functions.values()
+            if function.vendor == "f00d" and function.model == _HALVED
+        ]
         for function in cards:
             for number in (0, 1):
                 yield Device(

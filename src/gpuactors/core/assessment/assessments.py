@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from gpuactors.core.assessment.assess import assess
 from gpuactors.core.assessment.inputs import unowned
 from gpuactors.core.devices.index import Index
-from gpuactors.core.values.group import GroupInputs, GroupKey, Owned, Short, UnownedUse
+from gpuactors.core.values.group import GroupInputs, GroupKey, Owned, RelativeOwner, Short, UnownedUse
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.memo import memoized, memoized_each
 from gpuactors.core.values.model import (
@@ -39,7 +39,8 @@ def assessments(
     kubelet's ledger is from, and why it cannot be read now."""
     groups, used = index.devices_by_group, index.in_use - index.owned.keys()
     uses = unowned(groups, used, polls.groups, polls.seen, orphans, *ledger, device_lists) if used else {}
-    return _assessed(groups, index.owned, polls.groups, uses, _shortages(short, index.devices))
+    short_of = _shortages(short, index.devices)
+    return _assessed(groups, index.owned, index.relatives_owned, polls.groups, uses, short_of)
 
 
 def _shortages(
@@ -58,6 +59,7 @@ def _shortages(
 def _assessed(
     groups: Mapping[GroupKey, tuple[Device, ...]],
     owned: Mapping[GroupKey, Owned],
+    relatives_owned: Mapping[GroupKey, tuple[RelativeOwner, ...]],
     uses: Mapping[int, Observed],
     unowned_uses: Mapping[GroupKey, UnownedUse],
     short: Mapping[GroupKey, Short],
@@ -70,6 +72,7 @@ def _assessed(
             uses.get(group) if isinstance(group, int) else None,
             unowned_uses.get(group),
             short.get(group, ()),
+            relatives_owned.get(group, ()),
         )
         for group, devices in groups.items()
     }

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.group import GroupInputs, UnownedUse
+from gpuactors.core.values.inventory import described
 from gpuactors.core.values.model import DeviceKey, Observed, ResourceName
 from gpuactors.core.values.owner import Allocation, Owner
 from gpuactors.core.values.status import Holding, Reason
@@ -23,7 +24,7 @@ def holding_of(
     key: DeviceKey, resource: ResourceName, inputs: GroupInputs, is_own: IsOwn = lambda *_: False
 ) -> Holding | None:
     """Return the first holder of a device, in a list of `resource`: its own owner, an owner of another device of its
-    group, a pod that has left kubelet's ledger, a process. None if the device is free."""
+    group, the owner of a relative, a pod that has left kubelet's ledger, a process. None if the device is free."""
     for owned, owner in sorted(inputs.owners, key=lambda pair: pair[0] != key):
         foreign = tuple([e for e in owner.entries if not is_own(owned, e)])
         if not foreign:
@@ -34,6 +35,14 @@ def holding_of(
             cause = Cause.GROUP_IN_USE
             message = f"IOMMU group {inputs.group} is in use: {owned} is {message}"
         return Holding(owner_left, owned, Reason(cause, message))
+    for related in inputs.relatives:
+        foreign = tuple([e for e in related.owner.entries if not is_own(related.relative, e)])
+        if related.device == key and foreign:
+            message = Owner(foreign).message(resource)
+            subject = described(key, related.relative, is_part=related.is_part)
+            return Holding(
+                Owner(foreign), related.relative, Reason(Cause.CARD_IN_USE, f"{subject} is {message}")
+            )
     use, unowned = inputs.use, inputs.unowned
     if use is None or unowned is None:
         return None

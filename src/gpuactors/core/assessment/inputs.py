@@ -34,10 +34,11 @@ def holder_inputs(
     pod. `ledger`: see `assessments`."""
     group = index.group_of.get(key, key)
     devices, owners = index.devices_by_group.get(group, ()), index.owned.get(group, ())
+    relatives = index.relatives_owned.get(group, ())
     if not (isinstance(group, int) and group in index.in_use and devices):
-        return GroupInputs(group, devices, owners)
+        return GroupInputs(group, devices, owners, relatives=relatives)
     uses = unowned({group: devices}, {group}, polls.groups, polls.seen, orphans, *ledger, {})
-    return GroupInputs(group, devices, owners, polls.groups[group], uses[group])
+    return GroupInputs(group, devices, owners, polls.groups[group], uses[group], relatives=relatives)
 
 
 def unowned(

@@ -64,7 +64,8 @@ def _listed(view: DriverView) -> dict[ClaimName, list[str]]:
     owned = {key for e in owning for gpu in gpus_of(e).gpus for key in gpu.owned_keys}
     by_claim: dict[ClaimName, list[str]] = {}
     for address, listed in sorted(view.state.kubelet.ledger.claims.items()):
-        is_free = address not in owned and not _is_pods(view.state, address)
+        is_free = owned.isdisjoint((address, *view.state.index.relatives(address)))
+        is_free = is_free and not _is_pods(view.state, address)
         is_in_place = is_free and acts is not None and acts.in_place(view.state, address)
         for claimed in listed:
             namespace, _, name = claimed.claim.partition("/")

@@ -225,8 +225,9 @@ def abandoned(state: NodeState, token: Token) -> NodeState:
 
 def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     """Answer GetPreferredAllocation from known facts: first the devices that could really be opened; last those in a
-    group with a device that kubelet does not offer although it has an owner or is listed as Healthy. Kubelet has not
-    received the last list yet, or has allocated that device without this daemon, as through its predecessor."""
+    group with a device that kubelet does not offer although it has an owner or is listed as Healthy, and the relatives
+    of such a device. Kubelet has not received the last list yet, or has allocated that device without this daemon, as
+    through its predecessor."""
     by_id = devices_by_id(state, event.resource)
     owned = state.index.possible_owners
     busy = {
@@ -240,8 +241,13 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     chosen = []
     for request in event.requests:
         offered = {by_id[i].key for i in (*request.available, *request.must_include) if i in by_id}
-        groups = state.index.group_numbers(allocatable - offered)
-        taken = {i for i, d in by_id.items() if d.group in groups}
+        elsewhere = allocatable - offered
+        groups = state.index.group_numbers(elsewhere)
+        taken = {
+            i
+            for i, d in by_id.items()
+            if d.group in groups or not elsewhere.isdisjoint(state.index.relatives(d.key))
+        }
         chosen.append(prefer(request, by_id, busy, search, taken))
     return Reply(event.token, Preferred(tuple(chosen)))
 
@@ -576,8 +582,8 @@ def _is_undecided(state: NodeState, by_id: Mapping[DeviceId, Device], call: Call
 
 
 def _may_be_back(state: NodeState, by_id: Mapping[DeviceId, Device], call: Call) -> bool:
-    """Return whether another device of a group was allocated so recently that kubelet's ledger does not show yet
-    whether a pod still has it."""
+    """Return whether another device of a group, or a relative, was allocated so recently that kubelet's ledger does not
+    show yet whether a pod still has it."""
     if state.kubelet.ledger.problem is not None:
         return False
     recent = {
@@ -586,6 +592,7 @@ def _may_be_back(state: NodeState, by_id: Mapping[DeviceId, Device], call: Call)
         if state.kubelet.ledger.read_at < asking.listed_at(until)
     }
     others = {key for a in call.seen for key in by_id[DeviceId(a)].owned_keys} - call.seen.keys()
+    others = others.union(*(state.index.relatives(a) for a in call.seen))
     return not others.isdisjoint(recent)
 
 

@@ -12,7 +12,8 @@ from typing import Final
 from msgspec import Struct
 
 from gpuactors.core.kinds.table import is_key
-from gpuactors.core.values.group import GroupKey, Owned
+from gpuactors.core.values.group import GroupKey, Owned, RelativeOwner
+from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.memo import memoized, memoized_each
 from gpuactors.core.values.model import (
     AdminAccess,
@@ -124,6 +125,31 @@ def _may_mean(device_id: DeviceId) -> bool:
 @lru_cache(maxsize=_IDS_KEPT)
 def _is_vague(device_id: str, *, is_known: bool) -> bool:
     return is_mig_device(device_id) or (not is_known and gpu_uuid(device_id) is not None)
+
+
+@memoized
+def relatives_owned(
+    owners: Mapping[DeviceKey, Owner],
+    present: Mapping[DeviceKey, Device],
+    parts: Mapping[DeviceKey, tuple[DeviceKey, ...]],
+    ancestors: Mapping[DeviceKey, tuple[DeviceKey, ...]],
+    group_of: Mapping[DeviceKey, GroupKey],
+) -> Mapping[GroupKey, tuple[RelativeOwner, ...]]:
+    """Derive `Index.relatives_owned`. Only `owners` without a doubt: a container that may have any GPU has none whose
+    parts are given away.
+
+    `parts` is `Inventory.parts`, `ancestors` is `Kubelet.ancestors`."""
+    if not (parts or ancestors):
+        return {}
+    by_group: dict[GroupKey, list[RelativeOwner]] = {}
+    for key in sorted(owners):
+        device = present.get(key)
+        above = ancestors.get(key, ()) if device is None else device.ancestors
+        excluded = [(other, True) for other in above] + [(other, False) for other in parts.get(key, ())]
+        for other, is_part in excluded:
+            if (group := group_of.get(other)) is not None:
+                by_group.setdefault(group, []).append(RelativeOwner(other, key, is_part, owners[key]))
+    return {group: tuple(of_group) for group, of_group in by_group.items()}
 
 
 @memoized

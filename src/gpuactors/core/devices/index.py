@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Set
 
 from msgspec import Struct
 
-from gpuactors.core.devices.holdings import holdings, owned, unresolved
+from gpuactors.core.devices.holdings import holdings, owned, relatives_owned, unresolved
 from gpuactors.core.devices.inventory import (
     Inventory,
     by_id,
@@ -24,7 +24,7 @@ from gpuactors.core.devices.inventory import (
 )
 from gpuactors.core.devices.others import doubted, of_ids, others
 from gpuactors.core.values.cdi import CdiSpecs
-from gpuactors.core.values.group import GroupKey, Owned
+from gpuactors.core.values.group import GroupKey, Owned, RelativeOwner
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
@@ -51,6 +51,7 @@ class Index(Struct, frozen=True, gc=False):
     groups: Mapping[int, tuple[PciFunction, ...]]
     """The same as in `Inventory`, like the next fields."""
     present: Mapping[DeviceKey, Device]
+    parts: Mapping[DeviceKey, tuple[DeviceKey, ...]]
     group_of: Mapping[DeviceKey, GroupKey]
     switches: frozenset[PciAddress]
     names: Mapping[DeviceKey, ResourceName]
@@ -96,6 +97,18 @@ class Index(Struct, frozen=True, gc=False):
     """The owners, and those that may own a device without an owner."""
     owned: Mapping[GroupKey, Owned]
     """The possible owners of each group's devices."""
+    relatives_owned: Mapping[GroupKey, tuple[RelativeOwner, ...]]
+    """The owners of the relatives of each group's devices, sorted by relative."""
+    ancestors: Mapping[DeviceKey, tuple[DeviceKey, ...]]
+    """The same as `Kubelet.ancestors`."""
+
+    def relatives(self, device: DeviceKey) -> frozenset[DeviceKey]:
+        """Return the relatives of a device, which need not be there: its ancestors, its parts, and those parts that
+        have gone while they have an owner."""
+        present = self.present.get(device)
+        above = self.ancestors.get(device, ()) if present is None else present.ancestors
+        gone = [part for part, ancestors in self.ancestors.items() if device in ancestors]
+        return frozenset((*above, *self.parts.get(device, ()), *gone))
 
     def group_number(self, device: DeviceKey) -> int | None:
         """Return the number of a device's IOMMU group; None if it is in none, or not there."""
@@ -124,6 +137,7 @@ def index(
     own: OwnClaims,
     served: Set[ResourceName],
     device_lists: Mapping[ResourceName, DeviceList],
+    ancestors: Mapping[DeviceKey, tuple[DeviceKey, ...]],
 ) -> Index:
     """Derive the index from parts of the state: `Host`, `Polls`, `Kubelet`, `Ledger`, `Gpus` and `Published`."""
     inventory, meanings = inventory_of(functions, selectors), meanings_of(resolved)
@@ -137,6 +151,7 @@ def index(
     return Index(
         groups=inventory.groups,
         present=inventory.present,
+        parts=inventory.parts,
         group_of=inventory.group_of,
         switches=inventory.switches,
         names=inventory.names,
@@ -159,6 +174,10 @@ def index(
         unresolved=unresolved(held.unknown, resources),
         possible_owners=possible_owners,
         owned=owned(possible_owners, inventory.group_of),
+        relatives_owned=relatives_owned(
+            held.owners, inventory.present, inventory.parts, ancestors, inventory.group_of
+        ),
+        ancestors=ancestors,
     )
 
 

@@ -17,7 +17,7 @@ from gpuactors.core.kinds import table
 from gpuactors.core.kinds.kind import HostFacts
 from gpuactors.core.values.group import GroupKey
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.memo import memoized
+from gpuactors.core.values.memo import memoized, memoized_each
 from gpuactors.core.values.model import (
     DeviceId,
     DeviceKey,
@@ -41,6 +41,8 @@ class Inventory(Struct, frozen=True, gc=False):
     """The same as `Host.functions`."""
     present: Mapping[DeviceKey, Device]
     """Every device that is there, sorted by key, chosen by a selector or not, with the resource of its model."""
+    parts: Mapping[DeviceKey, tuple[DeviceKey, ...]]
+    """The devices in `present` that have this key among their ancestors, sorted; also of a device that is not there."""
     groups: Mapping[int, tuple[PciFunction, ...]]
     """The functions of each IOMMU group, sorted by address."""
     group_of: Mapping[DeviceKey, GroupKey]
@@ -73,7 +75,7 @@ class Meanings(Struct, frozen=True, gc=False):
 def inventory_of(functions: Functions, selectors: tuple[Selector, ...]) -> Inventory:
     """Derive the groups and devices of these functions, which are sorted by address."""
     groups = by_group(functions)
-    present = table.devices(HostFacts(functions, groups, selectors))
+    present, parts = _with_relatives(table.devices(HostFacts(functions, groups, selectors)))
     selected = {key: device for key, device in present.items() if device.is_selected}
     models: dict[ResourceName, set[str]] = {}
     for device in selected.values():
@@ -81,6 +83,7 @@ def inventory_of(functions: Functions, selectors: tuple[Selector, ...]) -> Inven
     return Inventory(
         functions=functions,
         present=present,
+        parts=parts,
         groups=groups,
         group_of={key: key if device.group is None else device.group for key, device in present.items()},
         switches=frozenset(
@@ -90,6 +93,46 @@ def inventory_of(functions: Functions, selectors: tuple[Selector, ...]) -> Inven
         models={name: frozenset(models[name]) for name in sorted(models)},
         uuids={f.gpu_uuid: device_key(a) for a, f in functions.items() if f.gpu_uuid is not None},
     )
+
+
+_Relatives = tuple[Device, tuple[DeviceKey, ...], tuple[DeviceKey, ...]]
+"""A device as its kind returns it, its ancestors and its parts."""
+
+
+def _with_relatives(
+    present: Mapping[DeviceKey, Device],
+) -> tuple[Mapping[DeviceKey, Device], Mapping[DeviceKey, tuple[DeviceKey, ...]]]:
+    """Return the devices with their ancestors and parts, and `Inventory.parts`."""
+    ancestors: dict[DeviceKey, tuple[DeviceKey, ...]] = {}
+    parts: dict[DeviceKey, list[DeviceKey]] = {}
+    for key, device in present.items():
+        if device.parent is None:
+            continue
+        ancestors[key] = _ancestors(device, present)
+        for ancestor in ancestors[key]:
+            parts.setdefault(ancestor, []).append(key)
+    if not ancestors:
+        return present, {}
+    parts_of = {key: tuple(of_device) for key, of_device in parts.items()}
+    related = {key: present[key] for key in present if key in ancestors or key in parts_of}
+    inputs = {key: (device, ancestors.get(key, ()), parts_of.get(key, ())) for key, device in related.items()}
+    return {**present, **_related(inputs)}, parts_of
+
+
+def _ancestors(device: Device, present: Mapping[DeviceKey, Device]) -> tuple[DeviceKey, ...]:
+    ancestors: list[DeviceKey] = []
+    parent = device.parent
+    while parent is not None and parent not in (device.key, *ancestors):
+        ancestors.append(parent)
+        above = present.get(parent)
+        parent = None if above is None else above.parent
+    return tuple(ancestors)
+
+
+@memoized_each
+def _related(inputs: _Relatives) -> Device:
+    device, ancestors, parts = inputs
+    return replace(device, ancestors=ancestors, parts=parts)
 
 
 @memoized

@@ -1,7 +1,7 @@
 """Why a claim cannot have a device: another claim has it, a pod by the device plugin API, or a process.
 
-Checked are the PCI address and the IOMMU group, against every claim that owns a device, kubelet's ledger, the pending
-allocations and the use of the groups as last polled. The other direction is `Gpus.reserved`, which
+Checked are the device, its IOMMU group and its relatives, against every claim that owns a device, kubelet's ledger, the
+pending allocations and the use of the groups as last polled. The other direction is `Gpus.reserved`, which
 `devices/holdings.py` makes an owner for the device plugin.
 """
 
@@ -23,7 +23,7 @@ from gpuactors.core.state.claims import ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
-from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.inventory import Device, described
 from gpuactors.core.values.model import (
     ClaimedDevice,
     DeviceKey,
@@ -163,13 +163,21 @@ def _about(device: DeviceKey, why: Reason) -> Reason:
 def has_another_owner(state: NodeState, entry: ClaimRecord, key: DeviceKey) -> Reason | None:
     """Return why a claim that ends must not touch a device: it has another owner. None if it has none."""
     device = state.index.present.get(key)
-    return _by_another_claim(state, entry, key, device) or _by_holding(state, entry, key, device, ends=True)
+    return _by_another_claim(state, entry, key, device, ends=True) or _by_holding(
+        state, entry, key, device, ends=True
+    )
 
 
 def _own_keys(device: Device | None) -> set[DeviceKey]:
     """Return the keys of the device and of every function of its IOMMU group: its owner has them all. Empty if it is
     not there."""
     return set() if device is None else device.owned_keys
+
+
+def _relatives(state: NodeState, key: DeviceKey, *, ends: bool) -> frozenset[DeviceKey]:
+    """Return the relatives whose owner excludes the device. None if its claim `ends`: the act itself leaves a physical
+    function with virtual functions as it is, and takes nothing from a part."""
+    return frozenset() if ends else state.index.relatives(key)
 
 
 def _unseen(state: NodeState, entry: ClaimRecord, device: Device) -> Reason | None:
@@ -200,30 +208,44 @@ def _unsettled(state: NodeState, device: Device, claimed: Collection[DeviceKey])
 
 
 def _by_another_claim(
-    state: NodeState, entry: ClaimRecord, key: DeviceKey, device: Device | None
+    state: NodeState, entry: ClaimRecord, key: DeviceKey, device: Device | None, *, ends: bool = False
 ) -> Reason | None:
     own_keys, index = _own_keys(device), state.index
+    relatives = _relatives(state, key, ends=ends)
     for other in state.gpus.claims.entries.values():
         if other.name.uid == entry.name.uid or other.state not in OWNING:
             continue
         for gpu in gpus_of(other).gpus:
             owned = gpu.owned_keys
             is_of_group = device is not None and device.group in index.group_numbers(owned)
-            if is_of_group or not owned.isdisjoint(own_keys):
+            if is_of_group or gpu.key in relatives or not owned.isdisjoint(own_keys):
+                who = _subject(state, key, gpu.key, relatives)
                 if other.state is ClaimState.RELEASING:
-                    message = f"it {belongs(other)}"
+                    message = f"{who} {belongs(other)}"
                 else:
-                    message = f"it {belongs(other, _pods(state, other, gpu.key))}; {_WAITS}"
-                return Reason(_taken(key, gpu.key), message)
-    return _by_owed_return(state, own_keys, key)
+                    message = f"{who} {belongs(other, _pods(state, other, gpu.key))}; {_WAITS}"
+                return Reason(_taken(key, gpu.key, relatives), message)
+    return _by_owed_return(state, own_keys, key, relatives)
 
 
-def _by_owed_return(state: NodeState, own_keys: Set[DeviceKey], device: DeviceKey) -> Reason | None:
+def _by_owed_return(
+    state: NodeState, own_keys: Set[DeviceKey], device: DeviceKey, relatives: Set[DeviceKey]
+) -> Reason | None:
     for owed in state.gpus.owed.values():
-        if owed.act and any(device_key(f.address) in own_keys for f in owed.gpu.functions):
-            returned = f"it is being returned from the claim {owed.claim}"
-            return Reason(_taken(device, owed.gpu.key), returned)
+        returned = {device_key(f.address) for f in owed.gpu.functions}
+        if owed.act and (owed.gpu.key in relatives or not returned.isdisjoint(own_keys)):
+            who = _subject(state, device, owed.gpu.key, relatives)
+            message = f"{who} is being returned from the claim {owed.claim}"
+            return Reason(_taken(device, owed.gpu.key, relatives), message)
     return None
+
+
+def _subject(state: NodeState, device: DeviceKey, owned: DeviceKey, relatives: Set[DeviceKey]) -> str:
+    """Return the subject of a sentence about `device`, of which it or `owned` has an owner."""
+    if owned not in relatives:
+        return "it"
+    present = state.index.present.get(device)
+    return described(device, owned, is_part=present is None or owned not in present.ancestors)
 
 
 def _pods(state: NodeState, entry: ClaimRecord, device: DeviceKey) -> str:
@@ -233,20 +255,22 @@ def _pods(state: NodeState, entry: ClaimRecord, device: DeviceKey) -> str:
     return f" of pod {', '.join(first_of(pods))}" if pods else ""
 
 
-def _taken(device: DeviceKey, owned: DeviceKey) -> Cause:
+def _taken(device: DeviceKey, owned: DeviceKey, relatives: Set[DeviceKey]) -> Cause:
     """Return the cause for a claim that is to get `device` while `owned` has an owner."""
+    if owned in relatives:
+        return Cause.CARD_IN_USE
     return Cause.CLAIMED_ELSEWHERE if owned == device else Cause.GROUP_IN_USE
 
 
 def _by_holding(
     state: NodeState, entry: ClaimRecord, key: DeviceKey, device: Device | None, *, ends: bool = False
 ) -> Reason | None:
-    """Return the first holder of the device, or of its IOMMU group, that is not this claim. A process is a holder also
-    where kubelet still lists an ended claim, which may still run.
+    """Return the first holder of the device, of its IOMMU group or of a relative, that is not this claim. A process is
+    a holder also where kubelet still lists an ended claim, which may still run.
 
     If the claim `ends`, the device goes back to its host's driver: a container's GPU needs that, and the act itself
     reports a process that has the device open."""
-    own_keys = _own_keys(device)
+    own_keys = _own_keys(device) | _relatives(state, key, ends=ends)
 
     def is_own(owned: DeviceKey, allocation: Allocation) -> bool:
         is_hosts = ends and allocation.is_by_hosts_driver

@@ -17,7 +17,15 @@ from gpuactors.core.kinds.viability import not_viable, with_companions
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, DeviceEdits, Json
 from gpuactors.core.values.effects import Grant
-from gpuactors.core.values.inventory import Device, KindName, ids_of, is_selected, may_be_unbinding, named
+from gpuactors.core.values.inventory import (
+    Device,
+    KindName,
+    described,
+    ids_of,
+    is_selected,
+    may_be_unbinding,
+    named,
+)
 from gpuactors.core.values.memo import memoized_each
 from gpuactors.core.values.model import (
     DeviceKey,
@@ -125,7 +133,7 @@ class PciFunctions:
 
     def never_given(self, device: Device) -> Reason | None:
         function = device.units[0]
-        return without_group(function) or not_whole(function)
+        return without_group(function) or not_whole(function) or with_parts(device)
 
     def to_bind(self, device: Device) -> tuple[PciFunction, ...]:
         function = device.units[0]
@@ -286,6 +294,20 @@ def not_whole(function: PciFunction) -> Reason | None:
             "to its sriov_numvfs when nobody uses them",
         )
     return None
+
+
+def with_parts(device: Device) -> Reason | None:
+    """Return that devices were made of it which would go with its driver; None if none were."""
+    if not device.parts:
+        return None
+    subject = described(device.key, device.parts[0], is_part=True)
+    more = f" and {len(device.parts) - 1} more" if len(device.parts) > 1 else ""
+    is_virtual = is_pci_address(device.parts[0])
+    return Reason(
+        Cause.VIRTUAL_FUNCTIONS if is_virtual else Cause.MEDIATED_DEVICES,
+        f"{subject}{more} would go with its driver: remove {'them' if more else 'it'} when nobody uses "
+        f"{'them' if more else 'it'}",
+    )
 
 
 def without_group(function: PciFunction) -> Reason | None:

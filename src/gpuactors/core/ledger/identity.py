@@ -49,6 +49,22 @@ def resolved(before: NodeState, state: NodeState) -> NodeState:
     return _with_models(named, unsettled, state.index) if unsettled else named
 
 
+def with_ancestors(before: NodeState, state: NodeState) -> NodeState:
+    """Return `state` with the ancestors of every device that has an owner and is not there (`Kubelet.ancestors`), as
+    they were known in `before`, the state before this step."""
+    known, present = state.kubelet.ancestors, state.index.present
+    if not known and before.index.present is present:
+        return state
+    was, ancestors = before.index.present, dict[DeviceKey, tuple[DeviceKey, ...]]()
+    for key in state.index.owners.keys() - present.keys():
+        above = was[key].ancestors if key in was else known.get(key, ())
+        if above:
+            ancestors[key] = above
+    if ancestors == known:
+        return state
+    return replace(state, kubelet=replace(state.kubelet, ancestors=dict(sorted(ancestors.items()))))
+
+
 def _names_and_models(state: NodeState) -> tuple[object, ...]:
     """Return everything that IDs are resolved by."""
     kubelet, host = state.kubelet, state.host

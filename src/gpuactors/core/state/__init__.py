@@ -86,6 +86,9 @@ class Kubelet(Struct, frozen=True, gc=False):
     orphans: Mapping[DeviceKey, Orphan]
     foreign_sockets: tuple[str, ...] = ()
     """The sockets in kubelet's directory that are neither kubelet's nor ours."""
+    ancestors: Mapping[DeviceKey, tuple[DeviceKey, ...]] = field(default_factory=dict)
+    """The ancestors of each part of a device that has an owner and has gone, as last seen: a virtual function may be
+    unmade while its pod has it."""
     compare_at: float = math.inf
     """When kubelet's list is read because of an odd observation; infinite without one."""
 
@@ -173,6 +176,7 @@ class NodeState(Struct, frozen=True, dict=True):
             gpus.own,
             self.published.served.keys(),
             self.published.device_lists,
+            kubelet.ancestors,
         )
 
     @cached_property

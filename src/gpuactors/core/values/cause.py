@@ -22,6 +22,7 @@ class Cause(StrEnum):
     JUST_ALLOCATED = "JustAllocated"
     CLAIMED_ELSEWHERE = "ClaimedElsewhere"
     GROUP_IN_USE = "GroupInUse"
+    CARD_IN_USE = "CardInUse"
     ORPHANED = "Orphaned"
     HELD_BY_OTHER = "HeldByOther"
     HOLDER_UNKNOWN = "HolderUnknown"
@@ -42,6 +43,7 @@ class Cause(StrEnum):
     VIRTUAL_FUNCTIONS = "VirtualFunctions"
     PHYSICAL_FUNCTION_ON_VFIO = "PhysicalFunctionOnVfio"
     PHYSICAL_FUNCTION_NOT_READY = "PhysicalFunctionNotReady"
+    MEDIATED_DEVICES = "MediatedDevices"
     # --- it is gone, or another one
     GONE = "Gone"
     REPLACED_BY_ANOTHER = "ReplacedByAnother"
@@ -87,7 +89,7 @@ HEALTHY, UNHEALTHY, AS_BEFORE, CALL = "Healthy", "Unhealthy", "as before", "-"
 """The advertised health of a device with a cause; CALL for a cause of refused calls only."""
 
 
-OF_A_PART: Final = frozenset({Cause.VIRTUAL_FUNCTIONS})
+OF_A_PART: Final = frozenset({Cause.VIRTUAL_FUNCTIONS, Cause.MEDIATED_DEVICES})
 """The causes of a device that is no whole one: it is not allocated, and its present owner keeps it."""
 
 
@@ -125,6 +127,12 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         UNHEALTHY,
         "Another function of its IOMMU group is allocated. A group is given to one virtual machine as a whole.",
         "Nothing: it is free when that pod has ended.",
+    ),
+    Cause.CARD_IN_USE: Meaning(
+        UNHEALTHY,
+        "A part of it is allocated, or the device that it is a part of: a physical function and its virtual functions, "
+        "a parent and its mediated devices. Two parts of one card do not exclude each other.",
+        "Nothing: it is free when the pod that the message names has ended.",
     ),
     Cause.ORPHANED: Meaning(
         UNHEALTHY,
@@ -221,6 +229,11 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         UNHEALTHY,
         "It is a virtual function whose physical function is on no driver, or cannot be read.",
         "Bind the physical function to its host's driver; see the message for what cannot be read.",
+    ),
+    Cause.MEDIATED_DEVICES: Meaning(
+        UNHEALTHY,
+        "Mediated devices were made of it: no claim takes it from its host's driver, as that would remove them.",
+        "Remove them when they are not in use, or keep claims from it by a selector.",
     ),
     Cause.GONE: Meaning(
         UNHEALTHY,

@@ -20,6 +20,16 @@ Short = tuple[tuple[DeviceKey, str], ...]
 key."""
 
 
+class RelativeOwner(Struct, frozen=True, gc=False):
+    """The owner of a relative of a device: of its parent, or of a part of it."""
+
+    device: DeviceKey
+    relative: DeviceKey
+    is_part: bool
+    """True if the relative is a part of the device."""
+    owner: Owner
+
+
 class UnownedUse(Struct, frozen=True, gc=False):
     """The further inputs for a group that is in use and that kubelet has given to no pod."""
 
@@ -46,3 +56,5 @@ class GroupInputs(Struct, frozen=True, gc=False):
     unowned: UnownedUse | None = None
     """The further inputs if it is in use; None if it is not, or kubelet has given a device of it to a pod or claim."""
     short: Short = ()
+    relatives: tuple[RelativeOwner, ...] = ()
+    """The owners of the devices' relatives, sorted by relative."""

@@ -10,7 +10,14 @@ from typing import Final, NewType
 
 from msgspec import Struct
 
-from gpuactors.core.values.model import DeviceKey, Orphan, PciFunction, ResourceName, device_key
+from gpuactors.core.values.model import (
+    DeviceKey,
+    Orphan,
+    PciFunction,
+    ResourceName,
+    device_key,
+    is_pci_address,
+)
 from gpuactors.core.values.naming import resource_name, virtual_name
 from gpuactors.core.values.selector import Selector, matches
 
@@ -59,11 +66,27 @@ class Device(Struct, frozen=True, gc=False):
     """True if any function was inspected while `/dev/iommu` existed, so that a virtual machine may open the device by
     its cdev once it is on vfio. On most nodes the first bind makes `/dev/iommu`, and each bound function is
     inspected."""
+    ancestors: tuple[DeviceKey, ...] = ()
+    """Its parent, the parent of that, and so on, whether they are there or not. Set by `devices/inventory.py`."""
+    parts: tuple[DeviceKey, ...] = ()
+    """The devices that have it among their ancestors, sorted. Set by `devices/inventory.py`."""
+
+    @property
+    def relatives(self) -> tuple[DeviceKey, ...]:
+        """The devices that exclude it while they have an owner. Two parts of one device do not exclude each other."""
+        return self.ancestors + self.parts
 
     @property
     def owned_keys(self) -> set[DeviceKey]:
         """The keys of the device and of each function of its IOMMU group: its owner has them all."""
         return {self.key, *(device_key(member.address) for member in self.members)}
+
+
+def described(device: DeviceKey, relative: DeviceKey, *, is_part: bool) -> str:
+    """Return a relative of a device, as the subject of a sentence: `its virtual function 0000:3b:00.4`."""
+    if is_part:
+        return f"its {'virtual function' if is_pci_address(relative) else 'part'} {relative}"
+    return f"its {'physical function' if is_pci_address(device) else 'parent'} {relative}"
 
 
 def orphans_of(device: Device, orphans: Mapping[DeviceKey, Orphan]) -> list[Orphan]:

@@ -21,7 +21,9 @@ from gpuactors.core.values.inventory import is_selected
 from gpuactors.core.values.model import PciFunction
 from gpuactors.core.values.quote import quoted_id
 
-_FINE: Final = frozenset({Cause.FREE, Cause.ALLOCATED, Cause.JUST_ALLOCATED, Cause.GROUP_IN_USE})
+_FINE: Final = frozenset(
+    {Cause.FREE, Cause.ALLOCATED, Cause.JUST_ALLOCATED, Cause.GROUP_IN_USE, Cause.CARD_IN_USE}
+)
 """The causes of a GPU that a virtual machine could open, or has."""
 
 _PASSING: Final = frozenset(

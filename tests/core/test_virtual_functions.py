@@ -18,7 +18,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ActFault, ClaimsOf, DraHealth, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Grant, Granted, Ready, Refused
-from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, ResourceName
+from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, ResourceName, device_key
 from gpuactors.core.values.slices import Attribute, BlockKind, BlockReason, ServerKeepsTaints
 from tests.core.builders import H100, audio, gpu, pre_start_call
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
@@ -319,3 +319,19 @@ def test_a_physical_function_is_whole_again_when_its_virtual_ones_go_without_a_u
         del core.functions[PciAddress(VF)]
         core.feed(HostChanged(PciAddress(VF), None, "remove pci"))
         assert core.device_list() == {PF: "Healthy"}
+
+
+def test_one_that_is_removed_while_a_process_has_it_stays_a_virtual_function() -> None:
+    """Its links go at once, it and its group's node stay: by links alone it would be a whole function."""
+    held = replace(virtual(), presence=7)
+    core = ClaimCore(physical("nvidia"), held)
+    core.ledger[VF] = "vm-1"
+    core.changed(
+        physical("nvidia", virtual=False), replace(held, physical=None, driver=None, vfio_bound=False)
+    )
+    assert core.state.index.devices[device_key(PciAddress(VF))].resource == OF_VFS
+    refused = core.refused(core.prepare(allocated(name("one"), PF)))
+    assert refused.causes == (Cause.VIRTUAL_FUNCTIONS,)
+    assert core.acts == []
+    core.changed(replace(held, physical=None, driver=None, vfio_bound=False, presence=8))
+    assert core.state.host.functions[PciAddress(VF)].physical is None, "another function came there"

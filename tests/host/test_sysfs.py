@@ -453,6 +453,8 @@ def test_virtual_functions_and_the_function_that_has_them(tree: HostTree) -> Non
     assert [f.physical for f in (first, second)] == [GPU.address] * 2
     assert [f.vfio_bound for f in (first, second)] == [True, True]
     assert [f.has_virtual_functions for f in (first, second)] == [False, False]
+    tree.remove_attribute(GPU.address, "virtfn0")
+    assert inspect(tree).has_virtual_functions, "its removal waits, and the next one is still there"
     tree.virtualize(GPU.address, 0)
     assert not inspect(tree).has_virtual_functions
     assert addresses(reader(tree).scan()) == [GPU.address]

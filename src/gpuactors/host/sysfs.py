@@ -335,8 +335,7 @@ class SysfsReader:
         numa_node = directory.numa_node()
         root = pcie_root_of(directory.path)
         physical = directory.link("physfn")
-        # Numbered from 0. Not by `sriov_numvfs`, whose reader waits for an unbind of the function.
-        has_virtual_functions = directory.link("virtfn0") is not None
+        has_virtual_functions = directory.has_virtual_functions()
         memory_bytes = directory.memory_bytes()
         iommu_group = self._group(look, group)
         vgpu = directory.vgpu() if physical is not None and driver not in (None, *VFIO_DRIVERS) else None
@@ -406,7 +405,7 @@ class SysfsReader:
             model=None,
             fault=fault(name, directory.path, "does not answer: a read of its attributes hangs"),
             physical=_address(physical) if physical is not None else None,
-            has_virtual_functions=directory.link("virtfn0") is not None,
+            has_virtual_functions=directory.has_virtual_functions(),
             presence=presence_of(directory.path) or 0,
         )
 
@@ -526,6 +525,16 @@ class Directory:
                 self.at_fault(f"{self.path}/{link}", f"cannot be read as a link ({error.strerror})")
             return None
         return encodable(target.rpartition("/")[2])
+
+    def has_virtual_functions(self) -> bool:
+        """Return whether the function has active virtual functions. Not by `sriov_numvfs`, whose reader waits for an
+        unbind of it. `virtfn0` goes first, also where the removal waits for a process that has a later one open
+        (drivers/pci/iov.c, sriov_del_vfs)."""
+        if self.link("virtfn0") is not None:
+            return True
+        return os.path.exists(f"{self.path}/sriov_totalvfs") and any(
+            name.startswith("virtfn") for name in names_in(self.path)
+        )
 
     def drm(self) -> list[str]:
         """Return the names of its DRM devices that a container may get: `card1`, `renderD128`."""

@@ -268,6 +268,9 @@ def _with_identity(function: PciFunction, last: PciFunction | None) -> PciFuncti
     if last is not None and function.gpu_uuid is None and _is_of_model(function, last):
         # Only its host's driver shows the UUID; it is the same GPU as long as it is there.
         function = replace(function, gpu_uuid=last.gpu_uuid)
+    if last is not None and function.physical is None and function.presence == last.presence != 0:
+        # Both links go first when a virtual function is removed; it is there until no process has it open.
+        function = replace(function, physical=last.physical)
     if function.fault is None or last is None:
         return function
     return replace(

@@ -7,7 +7,7 @@ import shutil
 import socket
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import grpc
 import pytest
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from gpuactors import limits
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.values.claim import DeviceHealth
-from gpuactors.grpc_trio import BoundListener, Owner, bind_unix
+from gpuactors.grpc_trio import BoundListener, ConnectError, Owner, bind_unix
 from gpuactors.kubelet.dra import plugin as dra_plugin
 from gpuactors.kubelet.dra.plugin import PluginIo, UnixClaims, plugin_io_of_the_node, socket_paths
 from gpuactors.ports.claims import PluginStatus
@@ -138,6 +138,27 @@ async def test_a_bug_behind_kubelets_verdict_is_no_error_to_kubelet(kubelet_dir:
     ) as endpoint:
         await notify(Plugin(kubelet_dir, Core(), Latest(()), endpoint, [], failures, None), True)
     assert [str(failure) for failure in failures] == ["planted"]
+
+
+async def test_both_sockets_are_dialled_as_everything_else_is_while_it_serves(kubelet_dir: Path) -> None:
+    async def refused(path: str, *, deadline_s: float) -> NoReturn:
+        raise ConnectError(f"{Path(path).name} is refused")
+
+    dialled = UnixClaims(str(kubelet_dir), DRIVER, None, lambda *_: None)
+    refusing = replace(plugin_io_of_the_node(), dial=refused)
+    undialled = UnixClaims(str(kubelet_dir), DRIVER, "two", lambda *_: None, io=refusing)
+    assert await undialled.unreachable() == (), "it serves nothing yet"
+    health = Latest[tuple[DeviceHealth, ...]](())
+    async with (
+        dialled.serve_claims(Core(), health.subscribe(), lambda _: None),
+        undialled.serve_claims(Core(), health.subscribe(), lambda _: None),
+    ):
+        with trio.fail_after(WITHIN_S):
+            assert await dialled.unreachable() == ()
+            assert await undialled.unreachable() == (
+                "dra-two.sock is refused",
+                f"{DRIVER}-two-reg.sock is refused",
+            )
 
 
 # --- the order of the two sockets -------------------------------------------------------------------------------

@@ -103,7 +103,8 @@ class UnixClaims:
         self.successor: Final = UnixSuccessor(self._paths.api, self._io.later, self._io.dial)
 
     async def unreachable(self) -> tuple[str, ...]:
-        return await unreachable((self._paths.api, self._paths.registration) if self._is_serving else ())
+        paths = (self._paths.api, self._paths.registration) if self._is_serving else ()
+        return await unreachable(paths, self._io.dial)
 
     @asynccontextmanager
     async def serve_claims(

@@ -38,7 +38,7 @@ class Store:
     `ports.claims.CheckpointStore` and `ports.claims.ClaimFileStore`."""
 
     origin: Origin = Origin.FOUND
-    files: tuple[FoundFiles, ...] = (FoundFiles.of(UID, False, (), [], []),)
+    files: Mapping[ClaimUid, FoundFiles] = field(default_factory=lambda: {UID: FoundFiles.of(UID, [], [])})
     owned: list[bool] = field(default_factory=list)
     removed: list[ClaimUid] = field(default_factory=list)
     cleared: int = 0
@@ -53,7 +53,7 @@ class Store:
 
     async def found(self, *, owns: bool) -> Mapping[ClaimUid, FoundFiles]:
         self.owned.append(owns)
-        return {files.uid: files for files in self.files}
+        return self.files
 
     async def remove(self, uid: ClaimUid, directories: Iterable[str] = ()) -> None:
         self.removed.append(uid)
@@ -101,7 +101,8 @@ async def test_a_checkpoint_that_may_not_be_used_comes_with_what_the_files_name(
     """Nothing is removed: half of a claim's files may be all that says that it has a GPU."""
     metadata = {"metadata": {"namespace": "default", "name": "one", "uid": LOST}}
     cdi: Json = {"devices": ({"name": device_name(LOST, "gpu-0000-23-00-0")},)}
-    store = NewerStore(files=(FoundFiles.of(LOST, True, ("gpu",), [cdi], [metadata]), *Store.files))
+    store = NewerStore()
+    store.files = {LOST: FoundFiles.of(LOST, [cdi], [metadata]), **store.files}
     wanted = Latest(DiskWanted(load=2))
     post, inbox = trio.open_memory_channel[Event](10)
     with trio.fail_after(PATIENCE_S):
@@ -134,7 +135,7 @@ async def test_mounted_directories_are_removed_by_the_daemon_that_serves(autojum
 
 async def test_what_is_written_goes_on_from_what_was_read(autojump_clock: object) -> None:
     """A field of a newer daemon stays in the file."""
-    store = Store(files=(), before=Checkpoint(unknown={"newer": 1}))
+    store = Store(files={}, before=Checkpoint(unknown={"newer": 1}))
     wanted = Latest(DiskWanted(load=2))
     post, inbox = trio.open_memory_channel[Event](10)
     with trio.fail_after(PATIENCE_S):

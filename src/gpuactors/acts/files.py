@@ -23,7 +23,6 @@ import json
 import os
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, final
 
 from gpuactors import limits
@@ -55,13 +54,6 @@ MOUNTED: Final = "domains"
 """The directory, in the driver's own, of the directories that containers mount: one for each compute domain."""
 
 _JSON: Final = ".json"
-
-
-@dataclass(slots=True)
-class _Seen:
-    devices: bool = False
-    mounts: bool = False
-    metadata: tuple[str, ...] = ()
 
 
 Contents = list[tuple[str, bytes]]
@@ -291,24 +283,22 @@ class ClaimFiles:
             raise self._error("read", ClaimUid("*"), error) from None
 
     def _found(self) -> Mapping[ClaimUid, FoundFiles]:
-        seen: dict[ClaimUid, _Seen] = {}
-        for name in self._names(self._cdi_dir):
-            if uid := self._uid(name, f"k8s.{self._driver}-claim_"):
-                seen.setdefault(uid, _Seen()).devices = True
-            elif uid := self._uid(name, f"{self._driver}-metadata_"):
-                seen.setdefault(uid, _Seen()).mounts = True
-        for directory in self._claim_dirs():
-            uid = ClaimUid(os.path.basename(directory))
-            requests = (name.removesuffix(_JSON) for name in self._names(directory) if name.endswith(_JSON))
-            seen.setdefault(uid, _Seen()).metadata = tuple(sorted(filter(is_label, requests)))
-        return {uid: self._found_of(uid, seen[uid]) for uid in sorted(seen)}
+        names = set(self._names(self._cdi_dir))
+        uids = {uid for name in names if (uid := self._claim_of(name)) is not None}
+        uids |= {ClaimUid(os.path.basename(directory)) for directory in self._claim_dirs()}
+        return {
+            uid: self._found_of(uid, has_devices=os.path.basename(self._devices_path(uid)) in names)
+            for uid in sorted(uids)
+        }
 
-    def _found_of(self, uid: ClaimUid, seen: _Seen) -> FoundFiles:
+    def _found_of(self, uid: ClaimUid, *, has_devices: bool) -> FoundFiles:
+        directory = self._claim_dir(uid)
+        names = (name.removesuffix(_JSON) for name in self._names(directory) if name.endswith(_JSON))
         documents: list[object] = []
-        for request in seen.metadata:
-            documents += self._documents(os.path.join(self._claim_dir(uid), f"{request}{_JSON}"))
-        devices = self._documents(self._devices_path(uid)) if seen.devices else None
-        return FoundFiles.of(uid, seen.mounts, seen.metadata, devices, documents)
+        for request in sorted(filter(is_label, names)):
+            documents += self._documents(os.path.join(directory, f"{request}{_JSON}"))
+        devices = self._documents(self._devices_path(uid)) if has_devices else None
+        return FoundFiles.of(uid, devices, documents)
 
     def _documents(self, path: str) -> list[object]:
         return decode_json_stream(self._content(path) or b"")

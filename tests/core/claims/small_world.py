@@ -188,12 +188,17 @@ class ClaimsNode(Node[W], Generic[W], frozen=True):
         assert wanted is not None
         return self.with_(disk=wanted).stepped(CheckpointWritten(wanted.number, self.of))
 
+    def claim_of(self, act: FilesAct) -> ClaimUid:
+        """Whose files an act is about that the daemon asks for."""
+        return next(uid for uid, wanted in self.orders.files.items() if wanted == act)
+
     def files_done(self, act: FilesAct) -> Self:
         """An act on files is carried out."""
-        files = {uid: groups for uid, groups in self.outside.files.items() if uid != act.name.uid}
+        claim = self.claim_of(act)
+        files = {uid: groups for uid, groups in self.outside.files.items() if uid != claim}
         if act.claim is not None:
             nodes = (node for device in act.devices for node in nodes_of(device))
-            files[act.name.uid] = frozenset(int(m[1]) for n in nodes if (m := re.fullmatch(_GROUP_NODE, n)))
+            files[claim] = frozenset(int(m[1]) for n in nodes if (m := re.fullmatch(_GROUP_NODE, n)))
         return self.with_(files=files).stepped(ActDone(act.number, driver_kind=self.of))
 
 

@@ -469,8 +469,8 @@ def test_an_unprepare_of_an_unknown_claim_removes_its_files_before_it_is_answere
     core = core_with(ON_HOST, two=(A,))
     core.held_back = {"files"}
     token = core.unprepare(ONE)
-    (act,) = core.wanted.files.values()
-    assert (act.name, act.claim) == (ONE, None)
+    ((claim, act),) = core.wanted.files.items()
+    assert (claim, act.claim) == (ONE.uid, None)
     assert core.answer(token) is None
     assert core.disk is None, "it needs no intent"
     core.release("files")

@@ -24,20 +24,23 @@ TWO = ClaimUid("8b3f0c52-0000-4000-8000-000000000002")
 GPU = PciAddress("0000:23:00.0")
 BLUE = DomainUid("8b3f0c52-0000-4000-8000-00000000000b")
 
+Found = tuple[ClaimUid, FoundFiles]
+"""The files of a claim."""
+
 EMPTY = Restored(Checkpoint(), Origin.FOUND, "")
 
 
-def files(uid: ClaimUid, *devices: str, cdi: bool = True, name: str | None = "one") -> FoundFiles:
+def files(uid: ClaimUid, *devices: str, cdi: bool = True, name: str | None = "one") -> Found:
     """The files of a claim: its metadata file with this name, if any, and its CDI file with these devices."""
     metadata = [{"metadata": {"namespace": "default", "name": name, "uid": uid}}] if name is not None else []
     content = [{"devices": [{"name": device_name(uid, device)} for device in devices]}]
-    return FoundFiles.of(uid, True, ("gpu",), content if cdi else None, metadata)
+    return uid, FoundFiles.of(uid, content if cdi else None, metadata)
 
 
 def restored(
-    checkpoint: Restored, found: Iterable[FoundFiles] = (), of: ClaimsOf = ClaimsOf.GPUS, *, owns: bool = True
+    checkpoint: Restored, found: Iterable[Found] = (), of: ClaimsOf = ClaimsOf.GPUS, *, owns: bool = True
 ) -> Restoration:
-    return restoration(checkpoint, {f.uid: f for f in found}, of, owns=owns)
+    return restoration(checkpoint, dict(found), of, owns=owns)
 
 
 def stored(uid: ClaimUid, state: ClaimState = ClaimState.PREPARED) -> StoredEntry:

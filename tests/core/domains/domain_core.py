@@ -213,10 +213,10 @@ class DomainCore(CallsCore):
         if claims.disk.checkpoint is not None and "checkpoint" not in self.held_back:
             return self.checkpoint_written(claims.disk.checkpoint)
         if claims.files and "files" not in self.held_back:
-            act = next(iter(claims.files.values()))
-            self.files = {uid: edits for uid, edits in self.files.items() if uid != act.name.uid}
+            claim, act = next(iter(claims.files.items()))
+            self.files = {uid: edits for uid, edits in self.files.items() if uid != claim}
             if act.claim is not None:
-                self.files[act.name.uid] = act.devices
+                self.files[claim] = act.devices
                 self.directories |= {*act.directories}
             elif self.stuck and act.directories:
                 return ActFailed(

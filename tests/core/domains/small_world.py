@@ -430,9 +430,9 @@ def check_always(before: Node, node: Node) -> None:
             raise WrongError(f"a call about {call.uid} is not answered within {limits.CLAIM_ANSWER_S:g} s")
     for uid in o.kubelet.prepared - o.deleted:
         _check_running(node, uid)
-    for act in node.wanted.claims.files.values():
-        if act.claim is not None and act.name.uid not in stored(o.disk):
-            raise WrongError(f"files of {act.name} are to be written, and the checkpoint does not say so")
+    for uid, act in node.wanted.claims.files.items():
+        if act.claim is not None and uid not in stored(o.disk):
+            raise WrongError(f"files of {uid} are to be written, and the checkpoint does not say so")
     for of, entry in _channels(node, (ClaimState.WRITING,)):
         known = before.entries.get(entry.name.uid)
         if known is not None and known.state is ClaimState.BINDING:

@@ -483,17 +483,13 @@ def _check_act(node: Node, act: DeviceAct | FilesAct) -> None:
     """Its intent is on disk, and nobody else has the device."""
     o = node.outside
     undoes = act.claim is None if isinstance(act, FilesAct) else act.target is Target.ORIGINAL_DRIVER
+    clears = False
     meant = [e for e in stored(o.disk).values() if undoes == (e.state is ClaimState.RELEASING)]
     if isinstance(act, FilesAct):
-        meant = [e for e in meant if e.name.uid == act.name.uid]
-    clears = (
-        isinstance(act, FilesAct)
-        and undoes
-        and (
-            act.name.uid not in {*stored(o.disk), *o.kubelet.prepared}
-            or node.entries[act.name.uid].state is ClaimState.DRIFTED
-        )
-    )
+        uid = node.claim_of(act)
+        meant = [e for e in meant if e.name.uid == uid]
+        is_nobodys = uid not in {*stored(o.disk), *o.kubelet.prepared}
+        clears = undoes and (is_nobodys or node.entries[uid].state is ClaimState.DRIFTED)
     if not (meant or clears):
         raise WrongError(f"{act} is wanted, and the checkpoint on disk does not say so")
     if isinstance(act, DeviceAct) and any(f.address == DISK for f in act.functions):

@@ -41,11 +41,11 @@ class FilesCore(ClaimCore):
         return event
 
     def carry_out(self, number: int) -> None:
-        (act,) = (act for act in self.wanted.files.values() if act.number == number)
-        self.__dict__.setdefault("files", {}).pop(act.name.uid, None)
+        ((claim, act),) = (item for item in self.wanted.files.items() if item[1].number == number)
+        self.__dict__.setdefault("files", {}).pop(claim, None)
         if act.claim is not None:
             contents_of(DRIVER, act.claim, act.devices)
-            self.files[act.name.uid] = frozenset(node for device in act.devices for node in nodes_of(device))
+            self.files[claim] = frozenset(node for device in act.devices for node in nodes_of(device))
         own = [node for named in self.files.values() for node in named if node != "/dev/vfio/vfio"]
         assert len(own) == len({*own}), f"two claims' files name one node: {self.files}"
 
@@ -114,7 +114,7 @@ def test_a_new_claim_on_a_card_with_the_freed_number_waits_for_the_old_files_rem
     three = name("three")
     token = core.prepare(allocated(three, C))
     assert core.claim_state(three) is ClaimState.WRITING
-    assert [act.name for act in core.wanted.files.values()] == [ONE]
+    assert [*core.wanted.files] == [ONE.uid]
     core.release("files")
     assert isinstance(core.answer(token), Prepared)
     assert (core.groups(ONE), core.groups(three)) == (set(), {"1"})

@@ -53,29 +53,17 @@ class FoundFiles(Struct, frozen=True, gc=False):
     """The files of one claim as found at a start, the last resort where the checkpoint is lost. They are hints: they
     may be half of what was written."""
 
-    uid: ClaimUid
     claim: ClaimName | None
     """The claim's name by a metadata file; None if none of them can be read."""
     devices: tuple[str, ...] | None
     """The names of the devices (`gpu-0000-23-00-0`) in the CDI file; None without that file."""
-    mounts: bool
-    """True if the CDI file of the metadata mounts is there."""
-    metadata: tuple[str, ...]
-    """The requests that have a metadata file."""
 
     @classmethod
-    def of(
-        cls,
-        uid: ClaimUid,
-        mounts: bool,
-        metadata: tuple[str, ...],
-        cdi: Iterable[object] | None,
-        documents: Iterable[object],
-    ) -> FoundFiles:
+    def of(cls, uid: ClaimUid, cdi: Iterable[object] | None, documents: Iterable[object]) -> FoundFiles:
         """Read the content of the CDI file of the devices (None without that file) and of the metadata files, whatever
         is in them."""
         claim = next((name for d in documents if (name := _claim(uid, d)) is not None), None)
-        return cls(uid, claim, None if cdi is None else _devices(uid, cdi), mounts, metadata)
+        return cls(claim, None if cdi is None else _devices(uid, cdi))
 
 
 def _claim(uid: ClaimUid, document: object) -> ClaimName | None:

@@ -57,7 +57,6 @@ class FilesAct(Struct, frozen=True, gc=False):
     """An act on the CDI and metadata files of a claim."""
 
     number: int
-    name: ClaimName
     claim: Claim | None
     """The claim whose files are to be written; None if they are to be removed."""
     devices: tuple[DeviceEdits, ...] = ()
@@ -205,7 +204,7 @@ def _files_act(view: DriverView, entry: ClaimRecord) -> FilesAct:
     files, number = view.driver.files, entry.acts[FILES]
     directories = files.directories(view.state, entry)
     if entry.state in REMOVING:
-        return FilesAct(number, entry.name, None, (), directories)
+        return FilesAct(number, None, (), directories)
     assert entry.claim is not None, "files are written for an allocated claim"
     devices, placed = files.devices(view.state, entry, entry.claim), files.placed(view.state, entry)
-    return FilesAct(number, entry.name, entry.claim, devices, directories, placed)
+    return FilesAct(number, entry.claim, devices, directories, placed)

@@ -30,6 +30,7 @@ from gpuactors.core.values.model import DeviceList, ResourceName, Settings
 from gpuactors.core.values.selector import parse_selector
 from gpuactors.daemon import app
 from gpuactors.daemon.claims import DraOutside
+from gpuactors.host.mdev import PartsReader
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.places import Places
 from gpuactors.host.root import HostRoot
@@ -157,10 +158,9 @@ class ClaimsWorld:
             raise StoppedError("the daemon")
 
     def _without_claims(self) -> app.Outside:
+        root = HostRoot(str(self.tree.root))
         return app.Outside(
-            host=InlineReader(
-                SysfsReader(HostRoot(str(self.tree.root)), SETTINGS.selectors, PciIds.open(None))
-            ),
+            host=InlineReader(PartsReader(root, SysfsReader(root, SETTINGS.selectors, PciIds.open(None)))),
             use=InlineUse(HostRoot(str(self.tree.root)), "passive"),
             ledger=_Ledger(),
             open_uevents=None,

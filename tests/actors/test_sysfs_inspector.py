@@ -24,7 +24,7 @@ from gpuactors.core.events.host import (
     SomeGroupsObserved,
 )
 from gpuactors.core.reports.snapshot import InspectionsWanted, PollTarget, PollWanted
-from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
+from gpuactors.core.values.model import GroupUse, InspectedKey, PciAddress, PciFunction
 from gpuactors.host.reader import INSPECTION_CONCURRENCY
 from gpuactors.ports.errors import HostError
 from gpuactors.ports.node import InspectionResults, Observation
@@ -75,11 +75,11 @@ class Uses:
 class HalfStuck:
     """A reader for which one function's files hang. Implements `ports.node.HostReader`."""
 
-    async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    async def scan(self, given: Collection[InspectedKey] = ()) -> tuple[PciFunction, ...]:
         raise NotImplementedError
 
     async def inspect(
-        self, address: PciAddress, given: Collection[PciAddress] = ()
+        self, address: InspectedKey, given: Collection[InspectedKey] = ()
     ) -> tuple[PciFunction, ...]:
         if address == STUCK:
             await trio.sleep_forever()
@@ -88,8 +88,8 @@ class HalfStuck:
 
     async def inspect_all(
         self,
-        addresses: Sequence[PciAddress],
-        given: Collection[PciAddress] = (),
+        addresses: Sequence[InspectedKey],
+        given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
     ) -> InspectionResults:
         await trio.lowlevel.checkpoint()
@@ -102,13 +102,13 @@ class Counting(HalfStuck):
     """One whose reads last until they are let go, and which fails at one function."""
 
     def __init__(self) -> None:
-        self.batches: list[tuple[PciAddress, ...]] = []
+        self.batches: list[tuple[InspectedKey, ...]] = []
         self.go = trio.Event()
 
     async def inspect_all(
         self,
-        addresses: Sequence[PciAddress],
-        given: Collection[PciAddress] = (),
+        addresses: Sequence[InspectedKey],
+        given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
     ) -> InspectionResults:
         self.batches.append(tuple(addresses))
@@ -132,14 +132,14 @@ class ManyStuck(HalfStuck):
     """One for which every function but one hangs, and none answers at once."""
 
     async def inspect(
-        self, address: PciAddress, given: Collection[PciAddress] = ()
+        self, address: InspectedKey, given: Collection[InspectedKey] = ()
     ) -> tuple[PciFunction, ...]:
         return await super().inspect(FINE if address == FINE else STUCK, given)
 
     async def inspect_all(
         self,
-        addresses: Sequence[PciAddress],
-        given: Collection[PciAddress] = (),
+        addresses: Sequence[InspectedKey],
+        given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
     ) -> InspectionResults:
         await trio.lowlevel.checkpoint()
@@ -168,7 +168,7 @@ async def test_what_is_asked_for_while_a_read_lasts_is_read_once_after_it(autoju
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), host, Uses(), post)
             await trio.testing.wait_all_tasks_blocked()
-            numbers = {FINE: 1}
+            numbers: dict[InspectedKey, int] = {FINE: 1}
             for number, address in enumerate(others, 2):
                 numbers = {**numbers, address: number}
                 wanted.set(InspectionsWanted(None, numbers, frozenset()))
@@ -305,7 +305,7 @@ async def test_a_poll_that_fails_sees_nothing(
 
 @pytest.mark.parametrize("functions", [{}, {STUCK: 1, FINE: 2}])
 async def test_a_poll_delays_no_inspection_nor_one_that_hangs_the_poll(
-    functions: dict[PciAddress, int], autojump_clock: MockClock
+    functions: dict[InspectedKey, int], autojump_clock: MockClock
 ) -> None:
     poll = PollWanted(3, TARGETS, whole=False)
     wanted = Latest(InspectionsWanted(None, functions, frozenset(), poll))
@@ -328,7 +328,7 @@ class Broken(HalfStuck):
     """One with a bug, for a function that does not answer together with others."""
 
     async def inspect(
-        self, address: PciAddress, given: Collection[PciAddress] = ()
+        self, address: InspectedKey, given: Collection[InspectedKey] = ()
     ) -> tuple[PciFunction, ...]:
         raise RuntimeError("a bug")
 
@@ -357,8 +357,8 @@ class Together(HalfStuck):
 
     async def inspect_all(
         self,
-        addresses: Sequence[PciAddress],
-        given: Collection[PciAddress] = (),
+        addresses: Sequence[InspectedKey],
+        given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
     ) -> InspectionResults:
         self.together.append(len(addresses))
@@ -370,7 +370,9 @@ async def test_no_more_functions_than_the_bound_are_inspected_in_one_thread(
 ) -> None:
     """An Allocate may have to wait for those that began before it."""
     many = 2 * INSPECTION_BATCH + 3
-    wanted = {PciAddress(f"0000:{n >> 8:02x}:{n & 0xFF:02x}.0"): 1 for n in range(2 << 8, (2 << 8) + many)}
+    wanted: dict[InspectedKey, int] = {
+        PciAddress(f"0000:{n >> 8:02x}:{n & 0xFF:02x}.0"): 1 for n in range(2 << 8, (2 << 8) + many)
+    }
     host, cell = Together(), Latest(InspectionsWanted(None, wanted, frozenset()))
     post, _inbox = trio.open_memory_channel[Event](many)
     with trio.fail_after(PATIENCE_S):

@@ -11,7 +11,7 @@ from gpuactors.core.events.host import FunctionInspected, GroupsObserved, HostSc
 from gpuactors.core.events.kubelet import LedgerEvent
 from gpuactors.core.reports.snapshot import PollTarget, project
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import Asking, GroupUse, PciAddress, PciFunction
+from gpuactors.core.values.model import Asking, GroupUse, InspectedKey, PciFunction
 
 
 class HostSide(Protocol):
@@ -45,7 +45,7 @@ def answers(state: NodeState, host: HostSide) -> dict[int, Callable[[], Event]]:
     return found
 
 
-def _inspected(host: HostSide, number: int, address: PciAddress) -> FunctionInspected:
+def _inspected(host: HostSide, number: int, address: InspectedKey) -> FunctionInspected:
     """The function with the others of its IOMMU group."""
     functions = host.functions
     groups = {f.iommu_group for f in functions if f.address == address}

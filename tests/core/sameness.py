@@ -9,7 +9,7 @@ from gpuactors import limits
 from gpuactors.core.host.inspections import UEVENTS_END_S
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, Claims, domain_of, gpus_of
-from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.model import InspectedKey
 
 
 def ranked(numbers: Iterable[int]) -> dict[int, int]:
@@ -50,7 +50,7 @@ def _entry(entry: ClaimRecord, ranks: Mapping[int, int], at: float) -> tuple[obj
     )
 
 
-def seen_early(state: NodeState, since_at: float) -> frozenset[PciAddress]:
+def seen_early(state: NodeState, since_at: float) -> frozenset[InspectedKey]:
     """What was last seen so soon after `since_at` that an inspection after a hint is waited for."""
     return frozenset(a for a, s in state.host.seen.items() if s.at < since_at + UEVENTS_END_S)
 

@@ -27,6 +27,7 @@ from gpuactors.core.values.model import (
     DeviceId,
     LedgerEntry,
     LedgerFile,
+    PciAddress,
     Pod,
     PodAnswer,
     PodLife,
@@ -70,7 +71,7 @@ class Kubelet(Core):
 
     def _answer(self) -> Event | None:
         for address, number in self.state.host.inspections.functions.items():
-            function = self.state.host.functions.get(address)
+            function = self.state.host.functions.get(PciAddress(address))
             return FunctionInspected(number, address, (function,) if function is not None else ())
         return super()._answer()
 

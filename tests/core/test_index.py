@@ -416,7 +416,7 @@ def test_a_start_goes_through_the_functions_a_few_times_however_many_groups_they
     """It went through all of them for each group: 56 ms with 512 GPUs."""
     found = [gpu(address(n), group=n // 2) for n in range(gpus)]
     functions = Counting({f.address: f for f in found})
-    known = inventory.inventory_of(functions, SETTINGS.selectors)
+    known = inventory.inventory_of(functions, {}, SETTINGS.selectors)
     assert functions.rounds <= 4
     assert known.groups == {n: (found[2 * n], found[2 * n + 1]) for n in range(gpus // 2)}
 
@@ -424,7 +424,7 @@ def test_a_start_goes_through_the_functions_a_few_times_however_many_groups_they
 def test_a_function_that_moves_to_another_group_leaves_its_own() -> None:
     """After a reboot of the IOMMU's numbers, or a hot plug into another slot."""
     first, second, moved = gpu(address(1), 11), gpu(address(2), 12), gpu(address(1), 12)
-    before = inventory.inventory_of({address(1): first, address(2): second}, SETTINGS.selectors)
+    before = inventory.inventory_of({address(1): first, address(2): second}, {}, SETTINGS.selectors)
     assert before.groups == {11: (first,), 12: (second,)}
-    now = inventory.inventory_of({address(1): moved, address(2): second}, SETTINGS.selectors)
+    now = inventory.inventory_of({address(1): moved, address(2): second}, {}, SETTINGS.selectors)
     assert now.groups == {12: (moved, second)}

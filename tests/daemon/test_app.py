@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from gpuactors.core.reports.snapshot import PollTarget
-from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
+from gpuactors.core.values.model import GroupUse, InspectedKey, PciFunction
 from gpuactors.daemon.app import RESTART_MAX_FAILURES, Daemon, Outside, run_daemon
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.ports.node import InspectionResults, LedgerContents, LedgerQuestion, Observation, UeventSource
@@ -25,20 +25,20 @@ PATIENCE_S = 1000.0
 class EmptyHost:
     """Implements `ports.node.HostReader` and `ports.node.UseReader`."""
 
-    async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    async def scan(self, given: Collection[InspectedKey] = ()) -> tuple[PciFunction, ...]:
         await trio.lowlevel.checkpoint()
         return ()
 
     async def inspect(
-        self, address: PciAddress, given: Collection[PciAddress] = ()
+        self, address: InspectedKey, given: Collection[InspectedKey] = ()
     ) -> tuple[PciFunction, ...]:
         await trio.lowlevel.checkpoint()
         return ()
 
     async def inspect_all(
         self,
-        addresses: Sequence[PciAddress],
-        given: Collection[PciAddress] = (),
+        addresses: Sequence[InspectedKey],
+        given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
     ) -> InspectionResults:
         await trio.lowlevel.checkpoint()

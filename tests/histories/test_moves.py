@@ -94,7 +94,7 @@ def test_a_daemon_that_answers_in_spite_of_a_uevent_is_found(monkeypatch: pytest
 
 
 def test_a_daemon_that_answers_though_it_missed_uevents_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "functions_waited_for", lambda _: [])
+    monkeypatch.setattr(calls, "inspections_waited_for", lambda _: [])
     _expect_found("and the daemon hears that it has missed something")
 
 

@@ -37,6 +37,7 @@ from gpuactors.daemon import app
 from gpuactors.daemon.claims import DraOutside
 from gpuactors.daemon.domains import DomainsOutside
 from gpuactors.grpc_trio import Owner
+from gpuactors.host.mdev import PartsReader
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.pod_cgroups import PodCgroups
 from gpuactors.host.root import HostRoot
@@ -843,7 +844,7 @@ class World:
         host = HostRoot(str(self._root))
         hanging = Latest(frozenset[Owner]())
         names = PciIds(self._pci_ids(renamed=daemon.options.renamed))
-        reader = InlineReader(SysfsReader(host, daemon.options.selectors, names))
+        reader = InlineReader(PartsReader(host, SysfsReader(host, daemon.options.selectors, names)))
         use = InlineUse(host, self.holders, open_node=self._probe)
         return app.Outside(
             host=FaultyReader(reader, self.faults, str(self._root)),

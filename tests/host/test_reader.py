@@ -11,10 +11,12 @@ import pytest
 import trio
 import trio.testing
 
+from gpuactors.core.values.mediated import functions_of
 from gpuactors.core.values.model import PciAddress, PciFunction
 from gpuactors.core.values.selector import parse_selector
 from gpuactors.host import reader as reader_module
 from gpuactors.host import threads
+from gpuactors.host.mdev import PartsReader
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.reader import INSPECTION_CONCURRENCY, ThreadedReader
 from gpuactors.host.root import HostRoot
@@ -32,9 +34,9 @@ SHORT_S = 0.05
 PATIENCE_S = patient(10.0)
 
 
-def sysfs(tree: HostTree) -> SysfsReader:
+def sysfs(tree: HostTree) -> PartsReader:
     root = HostRoot(str(tree.root))
-    return SysfsReader(root, (parse_selector("vendor=10de"),), PciIds.open(None))
+    return PartsReader(root, SysfsReader(root, (parse_selector("vendor=10de"),), PciIds.open(None)))
 
 
 def spec(number: int) -> PciSpec:
@@ -62,7 +64,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("kind", [ThreadedReader, InlineReader])
-async def test_answers_what_sysfs_says(tree: HostTree, kind: Callable[[SysfsReader], HostReader]) -> None:
+async def test_answers_what_sysfs_says(tree: HostTree, kind: Callable[[PartsReader], HostReader]) -> None:
     reader = kind(sysfs(tree))
     with trio.fail_after(PATIENCE_S):
         assert await reader.scan() == sysfs(tree).scan()
@@ -71,9 +73,9 @@ async def test_answers_what_sysfs_says(tree: HostTree, kind: Callable[[SysfsRead
 
 @pytest.mark.trio
 @pytest.mark.parametrize("kind", [ThreadedReader, InlineReader])
-async def test_passes_errors_on(tmp_path: Path, kind: Callable[[SysfsReader], HostReader]) -> None:
+async def test_passes_errors_on(tmp_path: Path, kind: Callable[[PartsReader], HostReader]) -> None:
     root = HostRoot(str(tmp_path))
-    reader = kind(SysfsReader(root, (), PciIds.open(None)))
+    reader = kind(PartsReader(root, SysfsReader(root, (), PciIds.open(None))))
     with trio.fail_after(PATIENCE_S), pytest.raises(HostError, match="--host-root"):
         await reader.scan()
 
@@ -116,12 +118,12 @@ async def test_a_function_that_never_answers_costs_a_scan_that_function_only(
 ) -> None:
     """Issue 24, 4: no GPU was served, 100 s and on."""
     reader = ThreadedReader(sysfs(tree), scan_function_s=SHORT_S)
-    expected = sysfs(tree).scan()
+    expected = functions_of(sysfs(tree).scan())
     tree.make_hang(address(1), name)
     tree.make_hang(address(5), name)
     with trio.fail_after(PATIENCE_S):
         for _ in range(3):
-            found = await reader.scan()
+            found = functions_of(await reader.scan())
             assert [f.address for f in found] == [f.address for f in expected]
             assert [f for f in found if f.fault is None] == [
                 f for f in expected if f.address not in (address(1), address(5))
@@ -146,7 +148,7 @@ async def test_a_companion_that_never_answers_is_in_its_group_all_the_same(tree:
     tree.make_hang(audio.address, "vendor")
     reader = ThreadedReader(sysfs(tree), scan_function_s=SHORT_S)
     with trio.fail_after(PATIENCE_S):
-        found = {function.address: function for function in await reader.scan()}
+        found = {function.address: function for function in functions_of(await reader.scan())}
     companion = found[PciAddress(audio.address)]
     assert (companion.iommu_group, companion.driver, companion.fault is None) == (2, "snd_hda_intel", False)
     assert found[address(2)].fault is None
@@ -224,7 +226,7 @@ async def test_an_inspection_is_not_late_because_the_loop_is(tree: HostTree) -> 
     tree.make_hang(address(1), "device")
 
     async def inspect() -> None:
-        found.extend(await reader.inspect(address(1)))
+        found.extend(functions_of(await reader.inspect(address(1))))
 
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
@@ -270,7 +272,7 @@ async def test_looking_again_at_what_hangs_starts_no_second_thread(tree: HostTre
     # Once the kernel answers, the next inspection finds what is there now, not what the hanging one read.
     tree.end_hang(address(1), "device", b"0x2331\n")
     await until(lambda: stuck() == 0)
-    (function,) = await reader.inspect(address(1))
+    (function,) = functions_of(await reader.inspect(address(1)))
     assert (function.device, function.fault) == ("2331", None)
 
 
@@ -283,7 +285,7 @@ async def test_a_cancelled_inspection_is_left_alone(tree: HostTree) -> None:
             await reader.inspect(address(1))
         assert scope.cancelled_caught
         tree.end_hang(address(1), "device", b"0x2330\n")
-        (function,) = await reader.inspect(address(1))
+        (function,) = functions_of(await reader.inspect(address(1)))
     assert function.device == "2330"
 
 
@@ -302,7 +304,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.trio
 @pytest.mark.parametrize("kind", [ThreadedReader, InlineReader])
 async def test_several_functions_are_inspected_in_one_thread(
-    tree: HostTree, kind: Callable[[SysfsReader], HostReader], monkeypatch: pytest.MonkeyPatch
+    tree: HostTree, kind: Callable[[PartsReader], HostReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, reader = _counted(monkeypatch), kind(sysfs(tree))
     asked = [address(number) for number in range(8)]
@@ -376,4 +378,4 @@ async def test_one_that_hangs_among_several_is_left_out_with_those_after_it(
         await until(lambda: not reader._threads)
         found = (await reader.inspect_all(asked))[address(1)]
     assert not isinstance(found, HostError)
-    assert [function.device for function in found] == ["2331"]
+    assert [function.device for function in functions_of(found)] == ["2331"]

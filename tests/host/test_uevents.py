@@ -31,6 +31,7 @@ from gpuactors.ports.errors import HostError, UeventsOverflowError
 from gpuactors.ports.node import Hint
 from gpuactors_simulation.host.tree import HostTree, PciSpec
 from gpuactors_simulation.host.uevents import Uevent, UeventSender
+from tests.support.mdev_files import UUID
 from tests.support.patience import patient
 
 PATIENCE_S = patient(10.0)
@@ -96,12 +97,42 @@ def test_all_properties_of_a_uevent_are_parsed(tmp_path: Path) -> None:
         (datagram("add", "/devices/virtual/vfio/vfio", "vfio"), None),
         (datagram("add", "/devices/virtual/vfio/x", "vfio", DEVNAME="vfio/٣"), None),
         (datagram("add", "/devices/virtual/vfio/x", "vfio", DEVNAME="vfio/" + "9" * 5000), None),
-        (datagram("add", "/d/83b8f4f2-509f-382f-3c1e-e6bfe0fa1001/vfio-dev/vfio3", "vfio-dev"), None),
+        (datagram("add", "/d/no-uuid/vfio-dev/vfio3", "vfio-dev"), None),
+        (datagram("add", "/devices/virtual/mtty/mtty/no-uuid", "mdev"), None),
         (datagram("add", "vfio3", "vfio-dev"), None),
     ],
 )
 def test_what_a_uevent_points_at(message: bytes, expected: Hint | None) -> None:
     assert hint(message) == expected
+
+
+def test_a_life_of_a_mediated_device_in_uevents_points_at_it_and_its_group() -> None:
+    """In the order of drivers/vfio/mdev/mdev_core.c and drivers/vfio, on Linux 6.12."""
+    device = f"/devices/pci0000:20/{GPU}/{UUID}"
+    life = (
+        datagram("change", f"/devices/pci0000:20/{GPU}", "pci", MDEV_STATE="registered"),
+        datagram("add", device, "mdev"),
+        datagram("add", "/devices/virtual/vfio/70", "vfio"),
+        datagram("add", f"{device}/vfio-dev/vfio3", "vfio-dev"),
+        datagram("bind", device, "mdev", DRIVER="nvidia-vgpu-vfio"),
+        datagram("remove", f"{device}/vfio-dev/vfio3", "vfio-dev"),
+        datagram("remove", "/devices/virtual/vfio/70", "vfio"),
+        datagram("unbind", device, "mdev"),
+        datagram("remove", device, "mdev"),
+        datagram("change", f"/devices/pci0000:20/{GPU}", "pci", MDEV_STATE="unregistered"),
+    )
+    assert [hint(message) for message in life] == [
+        Hint(GPU, None, "change pci"),
+        Hint(None, None, "add mdev", UUID),
+        Hint(None, 70, "add vfio"),
+        Hint(None, None, "add vfio-dev", UUID),
+        Hint(None, None, "bind mdev", UUID),
+        Hint(None, None, "remove vfio-dev", UUID),
+        Hint(None, 70, "remove vfio"),
+        Hint(None, None, "unbind mdev", UUID),
+        Hint(None, None, "remove mdev", UUID),
+        Hint(GPU, None, "change pci"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.reports.snapshot import PollTarget
-from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
+from gpuactors.core.values.mediated import HostPart
+from gpuactors.core.values.model import GroupUse, InspectedKey
 from gpuactors.host.uevents import hint_of, parse_datagram
 from gpuactors.ports.errors import HostError, HostShortError, UeventsOverflowError
 from gpuactors.ports.node import Hint, InspectionResults, Observation, UeventSource
@@ -88,10 +89,10 @@ class FaultyReader:
         self._reader = reader
         self._faults = faults
         self._root = root
-        self._hanging: set[PciAddress] = set()
+        self._hanging: set[InspectedKey] = set()
         """Those that did not answer together with others."""
 
-    async def scan(self, given: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    async def scan(self, given: Collection[InspectedKey] = ()) -> tuple[HostPart, ...]:
         """Implement `ports.node.HostReader.scan`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
@@ -100,8 +101,8 @@ class FaultyReader:
         return await self._take_time(await self._reader.scan(given))
 
     async def inspect(
-        self, address: PciAddress, given: Collection[PciAddress] = ()
-    ) -> tuple[PciFunction, ...]:
+        self, address: InspectedKey, given: Collection[InspectedKey] = ()
+    ) -> tuple[HostPart, ...]:
         """Implement `ports.node.HostReader.inspect`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
@@ -113,14 +114,14 @@ class FaultyReader:
 
     async def inspect_all(
         self,
-        addresses: Sequence[PciAddress],
-        given: Collection[PciAddress] = (),
+        addresses: Sequence[InspectedKey],
+        given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
     ) -> InspectionResults:
         """Implement `ports.node.HostReader.inspect_all`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
-        found: dict[PciAddress, tuple[PciFunction, ...] | HostError] = {}
+        found: dict[InspectedKey, tuple[HostPart, ...] | HostError] = {}
         for address, result in (await self._reader.inspect_all(addresses, given, beside)).items():
             if self._faults.strikes(Fault.INSPECTION_FAILS):
                 found[address] = HostError("the inspection fails as planned")
@@ -134,7 +135,7 @@ class FaultyReader:
         if self._faults.lasts(Fault.NO_DESCRIPTORS):
             raise HostShortError(f"the PCI bus could not be read: {os.strerror(errno.EMFILE)}")
 
-    async def _take_time(self, found: tuple[PciFunction, ...]) -> tuple[PciFunction, ...]:
+    async def _take_time(self, found: tuple[HostPart, ...]) -> tuple[HostPart, ...]:
         """A slow one has read at once and returns later: the worst case, as the result is outdated then."""
         if self._faults.strikes(Fault.INSPECTION_SLOW):
             await trio.sleep(SLOW_S)

@@ -251,7 +251,7 @@ BOUNDS: Final = (
     Mutation(
         "when a function was last seen is never forgotten",
         "core/host/inspections.py",
-        "if a in functions or s.inspection > oldest}",
+        "if known(host, a) is not None or s.inspection > oldest}",
         "}",
         "tests/core/test_inspections.py::test_a_scan_that_comes_back_at_any_moment_ends_with_the_inspection_asked_for_last",
     ),

@@ -29,7 +29,7 @@ DRIFT: Final = (
     Mutation(
         "files are healed at a start before their devices were seen",
         "core/gpus/placement.py",
-        "            return state.host.scanned and addresses.isdisjoint(state.gpus.settled)\n",
+        "            return state.host.scanned and keys.isdisjoint(state.gpus.settled)\n",
         "            return True\n",
         f"{_CORE}::test_missing_files_are_written_after_a_start_only_when_the_device_was_seen",
     ),
@@ -99,8 +99,8 @@ DRIFT: Final = (
     Mutation(
         "the model of a claim's device counts for one boot",
         "core/gpus/exclusion.py",
-        '    ids = next((original.ids for original in originals), "") or earlier.get(device.key, "")\n',
-        '    ids = next((original.ids for original in originals), "")\n',
+        '    ids = reserved or next((original.ids for original in originals), "") or earlier.get(device.key, "")\n',
+        '    ids = reserved or next((original.ids for original in originals), "")\n',
         _MOVES,
     ),
     Mutation(

@@ -85,8 +85,8 @@ HOST: Final = (
     Mutation(
         "missing files are written before the devices were seen",
         "core/gpus/placement.py",
-        "            return state.host.scanned and addresses",
-        "            return addresses",
+        "            return state.host.scanned and keys",
+        "            return keys",
         "tests/core/gpus/test_renumbering.py::test_files_that_are_touched_before_the_first_scan_are_not_written_by_old_numbers",
     ),
     Mutation(
@@ -99,8 +99,8 @@ HOST: Final = (
     Mutation(
         "only the claim of a function that changed is looked at",
         "core/gpus/placement.py",
-        "        return is_in or any(f.address in changed for f in _functions(before.index, entry))\n",
-        "        return any(f.address in changed for f in _functions(before.index, entry))\n",
+        "        return is_in or any(key in changed for key in _inspected_keys(before.index, entry))\n",
+        "        return any(key in changed for key in _inspected_keys(before.index, entry))\n",
         "tests/core/gpus/test_renumbering.py::test_a_companion_that_comes_and_is_on_its_host_driver_is_a_drift_as_well",
     ),
     # --- compute domains ---------------------------------------------------------------------------------------------
@@ -115,13 +115,13 @@ HOST: Final = (
     Mutation(
         "a call is answered from an inspection after which uevents were missed",
         "core/step.py",
-        "    wanted = inspections.ask_inspections(wanted, waited_for)\n",
+        "    wanted = inspections.ask_inspections(wanted, sorted(waited_for))\n",
         "",
         "tests/core/test_calls.py::test_a_call_is_not_answered_from_an_inspection_after_which_uevents_were_missed",
     ),
     Mutation(
         "a call is answered from an inspection that a uevent has outdated",
-        "core/deviceplugin/calls.py",
+        "core/host/inspections.py",
         "    is_outdated = wanted.again or wanted.outstanding > seen.inspection\n",
         "    is_outdated = False\n",
         "tests/core/test_calls.py::test_a_call_is_not_answered_from_an_inspection_that_a_uevent_has_outdated",

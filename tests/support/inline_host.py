@@ -13,11 +13,12 @@ from msgspec.structs import replace
 
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.domain import ImexFacts
-from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
+from gpuactors.core.values.mediated import HostPart
+from gpuactors.core.values.model import GroupUse, InspectedKey
 from gpuactors.host.imex import ImexFiles, with_clique
+from gpuactors.host.mdev import PartsReader
 from gpuactors.host.reader import _Batch
 from gpuactors.host.root import GPU_FEATURES, HostRoot
-from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import Holders, OpenNode, _Observation, open_and_close
 from gpuactors.ports.node import InspectionResults, Observation
 
@@ -26,25 +27,25 @@ from gpuactors.ports.node import InspectionResults, Observation
 class InlineReader:
     """Implements `ports.node.HostReader`."""
 
-    def __init__(self, sysfs: SysfsReader) -> None:
+    def __init__(self, sysfs: PartsReader) -> None:
         self._sysfs = sysfs
 
-    async def scan(self, allocated: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    async def scan(self, allocated: Collection[InspectedKey] = ()) -> tuple[HostPart, ...]:
         """Implement `ports.node.HostReader.scan`."""
         await trio.lowlevel.checkpoint()
         return self._sysfs.scan(allocated)
 
     async def inspect(
-        self, address: PciAddress, allocated: Collection[PciAddress] = ()
-    ) -> tuple[PciFunction, ...]:
+        self, address: InspectedKey, allocated: Collection[InspectedKey] = ()
+    ) -> tuple[HostPart, ...]:
         """Implement `ports.node.HostReader.inspect`."""
         await trio.lowlevel.checkpoint()
         return self._sysfs.inspect(address, allocated)
 
     async def inspect_all(
         self,
-        addresses: Sequence[PciAddress],
-        allocated: Collection[PciAddress] = (),
+        addresses: Sequence[InspectedKey],
+        allocated: Collection[InspectedKey] = (),
         poll: Observation | None = None,
     ) -> InspectionResults:
         """Implement `ports.node.HostReader.inspect_all`."""

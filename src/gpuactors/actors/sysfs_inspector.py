@@ -31,7 +31,8 @@ from gpuactors.core.events.host import (
     SomeGroupsObserved,
 )
 from gpuactors.core.reports.snapshot import InspectionsWanted, PollWanted
-from gpuactors.core.values.model import GroupUse, PciAddress
+from gpuactors.core.values.mediated import HostPart, functions_of, mediated_of
+from gpuactors.core.values.model import GroupUse, InspectedKey
 from gpuactors.ports.errors import HostError, HostShortError
 from gpuactors.ports.node import HostReader, InspectionResults, Observation, UseReader
 
@@ -49,9 +50,9 @@ async def run(
     inbox: trio.MemorySendChannel[Event],
 ) -> None:
     """Run until the cell is closed."""
-    done: dict[PciAddress, int] = {}
+    done: dict[InspectedKey, int] = {}
     """The number of the last inspection that was carried out, of the functions that are wanted."""
-    slow: set[PciAddress] = set()
+    slow: set[InspectedKey] = set()
     """The functions that are inspected by themselves."""
     scanned = 0
     """The number of the last scan that was begun."""
@@ -65,7 +66,7 @@ async def run(
             await post(inbox, await _scan(number, wanted.value.given, host))
         scans = False
 
-    async def by_itself(address: PciAddress, number: int) -> None:
+    async def by_itself(address: InspectedKey, number: int) -> None:
         event = await _inspect(address, number, wanted.value.given, host)
         done[address] = number
         slow.remove(address)
@@ -147,26 +148,26 @@ async def _observed(wanted: PollWanted, observe: Observe) -> GroupsObserved | So
     return (GroupsObserved if wanted.whole else SomeGroupsObserved)(wanted.poll, uses)
 
 
-async def _scan(number: int, allocated: frozenset[PciAddress], host: HostReader) -> Event:
+async def _scan(number: int, allocated: frozenset[InspectedKey], host: HostReader) -> Event:
     try:
         with raises_only(HostError, "sysfs_inspector"):
-            functions = await host.scan(allocated)
+            parts = await host.scan(allocated)
     except HostError as exc:
         return ScanFailed(number, str(exc))
-    return HostScanned(number, functions)
+    return HostScanned(number, functions_of(parts), mediated_of(parts))
 
 
 def _due(
-    functions: Mapping[PciAddress, int], done: Mapping[PciAddress, int], slow: set[PciAddress]
-) -> dict[PciAddress, int]:
+    functions: Mapping[InspectedKey, int], done: Mapping[InspectedKey, int], slow: set[InspectedKey]
+) -> dict[InspectedKey, int]:
     """Return the numbers of the inspections to carry out next, the longest waiting first."""
     waiting = ((number, a) for a, number in functions.items() if number > done.get(a, 0) and a not in slow)
     return {address: number for number, address in islice(sorted(waiting), INSPECTION_BATCH)}
 
 
 async def _together(
-    addresses: tuple[PciAddress, ...],
-    allocated: frozenset[PciAddress],
+    addresses: tuple[InspectedKey, ...],
+    allocated: frozenset[InspectedKey],
     host: HostReader,
     poll: Observation | None,
 ) -> InspectionResults:
@@ -177,32 +178,36 @@ async def _together(
         return dict.fromkeys(addresses, exc)
 
 
-def _events(numbers: Mapping[PciAddress, int], results: InspectionResults) -> list[Event]:
+def _events(numbers: Mapping[InspectedKey, int], results: InspectionResults) -> list[Event]:
     events = list[Event]()
     inspected = list[FunctionInspected]()
     for address, result in results.items():
         if isinstance(result, HostError):
             events.append(_failed(numbers[address], address, result))
         else:
-            inspected.append(FunctionInspected(numbers[address], address, result))
+            inspected.append(_inspected(numbers[address], address, result))
     if inspected:
         events.append(inspected[0] if len(inspected) == 1 else FunctionsInspected(tuple(inspected)))
     return events
 
 
 async def _inspect(
-    address: PciAddress,
+    address: InspectedKey,
     number: int,
-    allocated: frozenset[PciAddress],
+    allocated: frozenset[InspectedKey],
     host: HostReader,
 ) -> Event:
     try:
         with raises_only(HostError, "sysfs_inspector"):
-            functions = await host.inspect(address, allocated)
+            parts = await host.inspect(address, allocated)
     except HostError as exc:
         return _failed(number, address, exc)
-    return FunctionInspected(number, address, functions)
+    return _inspected(number, address, parts)
 
 
-def _failed(number: int, address: PciAddress, error: HostError) -> InspectionFailed:
+def _inspected(number: int, address: InspectedKey, parts: tuple[HostPart, ...]) -> FunctionInspected:
+    return FunctionInspected(number, address, functions_of(parts), mediated_of(parts))
+
+
+def _failed(number: int, address: InspectedKey, error: HostError) -> InspectionFailed:
     return InspectionFailed(number, address, str(error), isinstance(error, HostShortError))

@@ -45,9 +45,9 @@ async def _forward(source: UeventSource, inbox: trio.MemorySendChannel[Event]) -
             await inbox.send(UeventsLost(str(exc)))
             continue
         for hint in _one_each(hints):
-            await inbox.send(HostChanged(hint.address, hint.iommu_group, hint.cause))
+            await inbox.send(HostChanged(hint.address, hint.iommu_group, hint.cause, hint.mediated))
 
 
 def _one_each(hints: Sequence[Hint]) -> Iterable[Hint]:
     """Return the last hint of each place, in the order of the places' first hints."""
-    return {(hint.address, hint.iommu_group): hint for hint in hints}.values()
+    return {(hint.address, hint.iommu_group, hint.mediated): hint for hint in hints}.values()

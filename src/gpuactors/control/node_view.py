@@ -101,7 +101,8 @@ def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
 
 def _present(state: NodeState, reported: DeviceReport, device: Device, at: float) -> DeviceView:
     function = device.units[0] if device.units else None  # None: its parent is no PCI function
-    inspection = state.host.seen.get(function.address) if function is not None else None
+    mediated, inspection = state.host.mediated.get(device.key), state.host.seen.get(device.key)
+    model = function.model if function is not None else None
     polled = last_poll(state, device)
     return DeviceView(
         address=device.key,
@@ -114,7 +115,7 @@ def _present(state: NodeState, reported: DeviceReport, device: Device, at: float
         iommu_group=device.group,
         group=tuple(Member(member.address, member.driver) for member in device.members),
         numa_node=device.numa_node,
-        model=function.model if function is not None else None,
+        model=mediated.type_name if mediated is not None else model,
         resource=reported.resource,
         health=str(reported.health),
         cause=str(reported.cause),

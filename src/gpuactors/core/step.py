@@ -41,7 +41,8 @@ from gpuactors.core.state.claims import ClaimSettings
 from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.domain import DomainSettings
 from gpuactors.core.values.effects import Effect, Field, Level, Log, Reply
-from gpuactors.core.values.model import Call, PciFunction, PluginState, ResourceName, Role, Settings, Token
+from gpuactors.core.values.mediated import HostPart, key_of_part
+from gpuactors.core.values.model import Call, InspectedKey, PluginState, ResourceName, Role, Settings, Token
 
 CALL_SETTLE_S: Final = 1.0
 """How long a resource's list keeps the devices of an answered call: kubelet 1.36 panics (nil pointer) if a device
@@ -257,13 +258,13 @@ def _offered(state: NodeState) -> NodeState:
     return offered(state)
 
 
-def _functions_of_claims(state: NodeState) -> Iterable[PciFunction]:
-    """Return the functions that claims wait to see."""
+def _inspections_of_claims(state: NodeState) -> Iterable[InspectedKey]:
+    """Return what claims wait to see inspected."""
     if not state.gpus.claims.entries:
         return ()
-    from gpuactors.core.gpus.claiming import functions_waited_for
+    from gpuactors.core.gpus.claiming import inspections_waited_for
 
-    return functions_waited_for(state)
+    return inspections_waited_for(state)
 
 
 def _claims_deadline(state: NodeState) -> float:
@@ -315,7 +316,7 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
             after = inspections.scanned(state, event, at)
             return after, [
                 Log(Level.DEBUG if state.host.scanned else Level.INFO, "host.scanned", fields),
-                *_unreadable(state, event.functions),
+                *_unreadable(state, (*event.functions, *event.mediated)),
                 *_without_gpus(state, after),
             ]
         case events.host.ScanFailed(_, reason):
@@ -323,31 +324,34 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
                 Log(Level.ERROR, "scan.failed", {"reason": reason})
             ]
         case events.host.FunctionInspected():
-            return inspections.inspected(state, (event,), at), _unreadable(state, event.functions)
+            return inspections.inspected(state, (event,), at), _unreadable(
+                state, (*event.functions, *event.mediated)
+            )
         case events.host.FunctionsInspected(several):
-            functions = {f.address: f for inspected in several for f in inspected.functions}
-            return inspections.inspected(state, several, at), _unreadable(state, tuple(functions.values()))
+            parts: dict[InspectedKey, HostPart] = {f.address: f for one in several for f in one.functions}
+            parts |= {device.key: device for one in several for device in one.mediated}
+            return inspections.inspected(state, several, at), _unreadable(state, tuple(parts.values()))
         case events.host.InspectionFailed(_, address, reason):
             is_known = event.shortage and state.host.short.get(address) == reason
             # It hung in a scan, and again now: this is the second inspection.
-            function = None if event.shortage else state.host.functions.get(address)
+            part = None if event.shortage else inspections.known(state.host, address)
             return inspections.inspection_failed(state, event, at), [
                 Log(
                     Level.DEBUG if is_known else Level.WARNING,
                     "inspection.failed",
                     {"address": address, "reason": reason},
                 ),
-                *_unreadable(state, (function,) if function is not None else ()),
+                *_unreadable(state, (part,) if part is not None else ()),
             ]
 
 
 def _rescanned(state: NodeState, *, uevents: str, scan_begun: bool = True) -> NodeState:
     """Request a full scan, as uevents were, are or will be missed; an outstanding scan that has not begun is enough.
-    The functions that a call or a claim waits for are inspected again at once, as neither waits for the scan."""
+    What a call or a claim waits for is inspected again at once, as neither waits for the scan."""
     wanted = state.host.inspections
     if scan_begun or wanted.whole.outstanding is None:
         wanted = inspections.ask_scan(wanted)
-    waited_for = {f.address for f in (*calls.functions_waited_for(state), *_functions_of_claims(state))}
+    waited_for = {*calls.inspections_waited_for(state), *_inspections_of_claims(state)}
     wanted = inspections.ask_inspections(wanted, sorted(waited_for))
     return replace(state, host=replace(state.host, inspections=wanted, uevents=uevents))
 
@@ -435,25 +439,25 @@ def _without_gpus(before: NodeState, after: NodeState) -> list[Effect]:
     return [Log(Level.WARNING, "host.no_gpus", {"reason": NO_GPU_HERE})]
 
 
-def _unreadable(state: NodeState, functions: tuple[PciFunction, ...]) -> list[Effect]:
+def _unreadable(state: NodeState, parts: tuple[HostPart, ...]) -> list[Effect]:
     """Return the log lines for functions that cannot be read, once for each: one may be a GPU that no list can show.
 
     A function is logged only after a second inspection with the same result: during a hot plug sysfs shows a function
     before its attributes (drivers/base/core.c, device_add).
     """
     return [
-        Log(Level.WARNING, "function.unreadable", {"address": function.address, "reason": function.fault})
-        for function in functions
-        if function.fault is not None and _is_to_be_logged(state, function)
+        Log(Level.WARNING, "function.unreadable", {"address": key_of_part(part), "reason": part.fault})
+        for part in parts
+        if part.fault is not None and _is_to_be_logged(state, part)
     ]
 
 
-def _is_to_be_logged(state: NodeState, function: PciFunction) -> bool:
-    last = state.host.functions.get(function.address)
+def _is_to_be_logged(state: NodeState, part: HostPart) -> bool:
+    last = inspections.known(state.host, key_of_part(part))
     if last is None or last.fault is None:
         return False
-    retry = state.host.inspections.retries.get(function.address)
-    return last.fault != function.fault or retry is None or retry.attempt == 0
+    retry = state.host.inspections.retries.get(key_of_part(part))
+    return last.fault != part.fault or retry is None or retry.attempt == 0
 
 
 def _kubelet(state: NodeState, event: events.kubelet.KubeletEvent, at: float) -> Stepped:

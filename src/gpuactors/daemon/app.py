@@ -58,6 +58,7 @@ from gpuactors.daemon import startup_checks
 from gpuactors.daemon.about import about, node_of
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.cdi import CdiFiles
+from gpuactors.host.mdev import PartsReader
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.pod_cgroups import PodCgroups
 from gpuactors.host.reader import ThreadedReader
@@ -176,10 +177,12 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
     )
 
 
-def sysfs_of(config: Config) -> SysfsReader:
+def sysfs_of(config: Config) -> PartsReader:
     """Make the reader of sysfs. Raises `ports.errors.HostError` if the configured pci.ids file cannot be read."""
     root = HostRoot(str(config.host_root))
-    return SysfsReader(root, config.selectors, PciIds.open(config.pci_ids), config.own_names)
+    return PartsReader(
+        root, SysfsReader(root, config.selectors, PciIds.open(config.pci_ids), config.own_names)
+    )
 
 
 def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:

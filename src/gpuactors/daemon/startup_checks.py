@@ -15,8 +15,8 @@ import trio
 from gpuactors import limits
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.state import NodeState
+from gpuactors.host.mdev import PartsReader
 from gpuactors.host.reader import ThreadedReader
-from gpuactors.host.sysfs import SysfsReader
 from gpuactors.ports.errors import HostError
 
 HOST_ABSENT_S: Final = 120.0
@@ -32,7 +32,7 @@ class AbsentError(HostError):
     """A required part of the node was missing for its bound; the text names it and the remedy."""
 
 
-async def await_host(reader: SysfsReader, state: LatestReader[NodeState]) -> None:
+async def await_host(reader: PartsReader, state: LatestReader[NodeState]) -> None:
     """Wait until the host has been scanned. Raises `AbsentError` if it cannot be after HOST_ABSENT_S."""
     with trio.move_on_after(HOST_ABSENT_S):
         while not state.value.host.scanned:

@@ -1,6 +1,6 @@
 """Runs the synchronous sysfs reader for the actors: in threads with deadlines.
 
-Must not decide anything: the sysfs reader selects functions, the core decides their meaning.
+Must not decide anything: the readers of sysfs select functions, the core decides their meaning.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.patience import Patience
-from gpuactors.core.values.model import PciAddress, PciFunction
-from gpuactors.host.sysfs import SysfsReader
+from gpuactors.core.values.mediated import HostPart
+from gpuactors.core.values.model import InspectedKey
+from gpuactors.host.mdev import PartsReader
 from gpuactors.host.threads import Running, start_thread
 from gpuactors.ports.errors import HostError
 
@@ -57,7 +58,7 @@ class ThreadedReader:
 
     def __init__(
         self,
-        sysfs: SysfsReader,
+        sysfs: PartsReader,
         *,
         inspection_deadline_s: float = limits.INSPECTION_DEADLINE_S,
         scan_deadline_s: float = limits.SCAN_DEADLINE_S,
@@ -72,10 +73,10 @@ class ThreadedReader:
         self._inspection_deadline_s = inspection_deadline_s
         self._scan_deadline_s = scan_deadline_s
         self._slots = trio.CapacityLimiter(INSPECTION_CONCURRENCY)
-        self._threads: dict[PciAddress, trio.Event] = {}
+        self._threads: dict[InspectedKey, trio.Event] = {}
         """The end of the thread that inspects each function."""
 
-    async def scan(self, allocated: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    async def scan(self, allocated: Collection[InspectedKey] = ()) -> tuple[HostPart, ...]:
         with trio.move_on_after(self._scan_deadline_s):
             while True:
                 scan = await self._begin_scan(allocated)
@@ -87,8 +88,8 @@ class ThreadedReader:
         )
 
     async def inspect(
-        self, address: PciAddress, allocated: Collection[PciAddress] = ()
-    ) -> tuple[PciFunction, ...]:
+        self, address: InspectedKey, allocated: Collection[InspectedKey] = ()
+    ) -> tuple[HostPart, ...]:
         patience = Patience(self._inspection_deadline_s)
         reading = await self._begin_inspection(address, allocated, patience)
         if reading is not None and await reading.ends_within(self._inspection_deadline_s, patience):
@@ -100,8 +101,8 @@ class ThreadedReader:
 
     async def inspect_all(
         self,
-        addresses: Sequence[PciAddress],
-        allocated: Collection[PciAddress] = (),
+        addresses: Sequence[InspectedKey],
+        allocated: Collection[InspectedKey] = (),
         poll: Observation | None = None,
     ) -> InspectionResults:
         batch = _Batch([address for address in addresses if address not in self._threads], poll)
@@ -133,13 +134,13 @@ class ThreadedReader:
                 self._release(batch, [a for a in batch.addresses if a != batch.at])
         return dict(batch.results)
 
-    def _release(self, batch: _Batch, addresses: Collection[PciAddress]) -> None:
+    def _release(self, batch: _Batch, addresses: Collection[InspectedKey]) -> None:
         """Forget that the batch's thread inspects these functions."""
         for address in addresses:
             if self._threads.get(address) is batch.over:
                 del self._threads[address]
 
-    async def _begin_scan(self, allocated: Collection[PciAddress]) -> _Scan:
+    async def _begin_scan(self, allocated: Collection[InspectedKey]) -> _Scan:
         """Start a scan that skips the functions at which earlier scans hang. Raises `HostError`."""
         while (lost := next((s for s in self._scans if s.at is None), None)) is not None:
             await lost.over.wait()
@@ -150,7 +151,7 @@ class ThreadedReader:
             )
         scan = _Scan(frozenset(earlier.at for earlier in self._scans if earlier.at is not None))
 
-        def end(result: outcome.Outcome[tuple[PciFunction, ...]]) -> None:
+        def end(result: outcome.Outcome[tuple[HostPart, ...]]) -> None:
             scan.results.append(result)
             self._scans.remove(scan)
             scan.over.set()
@@ -174,8 +175,8 @@ class ThreadedReader:
             scan.given_up = True
 
     async def _begin_inspection(
-        self, address: PciAddress, allocated: Collection[PciAddress], patience: Patience
-    ) -> Running[tuple[PciFunction, ...]] | None:
+        self, address: InspectedKey, allocated: Collection[InspectedKey], patience: Patience
+    ) -> Running[tuple[HostPart, ...]] | None:
         """Start an inspection in its turn, and wait for it while it has a slot. Return None if an earlier one hangs
         there."""
         while True:
@@ -191,8 +192,8 @@ class ThreadedReader:
                 return reading
 
     def _in_thread(
-        self, address: PciAddress, allocated: Collection[PciAddress]
-    ) -> Running[tuple[PciFunction, ...]]:
+        self, address: InspectedKey, allocated: Collection[InspectedKey]
+    ) -> Running[tuple[HostPart, ...]]:
         over = self._threads[address] = trio.Event()
 
         def ended() -> None:
@@ -208,16 +209,16 @@ class ThreadedReader:
 class _Batch:
     """Inspections one after the other in one thread, and the poll after them. The waiting task may give it up."""
 
-    def __init__(self, addresses: list[PciAddress], poll: Observation | None) -> None:
+    def __init__(self, addresses: list[InspectedKey], poll: Observation | None) -> None:
         self.addresses = addresses
         self._poll = poll
-        self.at: PciAddress | None = None
+        self.at: InspectedKey | None = None
         """The function that is being inspected, or whose turn is next."""
-        self.results: dict[PciAddress, tuple[PciFunction, ...] | HostError] = {}
+        self.results: dict[InspectedKey, tuple[HostPart, ...] | HostError] = {}
         self.given_up = False
         self.over = trio.Event()
 
-    def run(self, sysfs: SysfsReader, allocated: Collection[PciAddress]) -> None:
+    def run(self, sysfs: PartsReader, allocated: Collection[InspectedKey]) -> None:
         """Inspect the functions, in the thread. An unexpected error ends the batch: the later inspection of that
         function alone reports it."""
         look = sysfs.look()
@@ -251,11 +252,11 @@ class _Scan:
         self.read = 0
         """The number of functions that it has begun to read."""
         self.given_up = False
-        self.results: list[outcome.Outcome[tuple[PciFunction, ...]]] = []
+        self.results: list[outcome.Outcome[tuple[HostPart, ...]]] = []
         self.over = trio.Event()
 
-    def run(self, sysfs: SysfsReader, allocated: Collection[PciAddress]) -> tuple[PciFunction, ...]:
-        """Scan, in the thread. Raises as `SysfsReader.scan`."""
+    def run(self, sysfs: PartsReader, allocated: Collection[InspectedKey]) -> tuple[HostPart, ...]:
+        """Scan, in the thread. Raises as `PartsReader.scan`."""
         try:
             return sysfs.scan(allocated, unanswered=self.unanswered, reads=self._reads)
         finally:

@@ -26,7 +26,8 @@ import pyudev
 import trio
 
 from gpuactors import limits
-from gpuactors.core.values.model import PciAddress, is_pci_address
+from gpuactors.core.values.mediated import is_mediated_key
+from gpuactors.core.values.model import DeviceKey, PciAddress, is_pci_address
 from gpuactors.host.faults import raise_if_short
 from gpuactors.ports.errors import HostError, UeventsOverflowError
 from gpuactors.ports.node import Hint, OpenUevents, UeventSource
@@ -38,7 +39,7 @@ three or four."""
 
 _log = get_logger(__name__)
 
-SUBSYSTEMS: Final = frozenset({"pci", "vfio", "vfio-dev"})
+SUBSYSTEMS: Final = frozenset({"pci", "mdev", "vfio", "vfio-dev"})
 ACTIONS: Final = frozenset({"add", "remove", "bind", "unbind", "change"})
 
 _DATAGRAM_BYTES: Final = 16 * 1024
@@ -80,10 +81,14 @@ def hint_of(properties: Mapping[str, str]) -> Hint | None:
         case "pci":
             address = _address(properties.get("PCI_SLOT_NAME") or parts[-1])
             return None if address is None else Hint(address, None, cause)
+        case "mdev":
+            # …/0000:23:00.0/<uuid>
+            return _mediated(parts[-1], cause)
         case "vfio-dev":
             # …/0000:23:00.0/vfio-dev/vfio0; a mediated device has a UUID in the place of the address.
-            address = _address(parts[-3]) if len(parts) >= 3 else None
-            return None if address is None else Hint(address, None, cause)
+            device = parts[-3] if len(parts) >= 3 else ""
+            address = _address(device)
+            return _mediated(device, cause) if address is None else Hint(address, None, cause)
         case _:
             # /devices/virtual/vfio/51; without an IOMMU the name is noiommu-0, which is no group to pass through.
             name = properties.get("DEVNAME", "").removeprefix("/dev/").removeprefix("vfio/") or parts[-1]
@@ -93,6 +98,10 @@ def hint_of(properties: Mapping[str, str]) -> Hint | None:
 def _is_group(name: str) -> bool:
     # Group numbers are non-negative C ints (drivers/iommu/iommu.c); a longer one is garbage.
     return name.isascii() and name.isdigit() and len(name) <= 10
+
+
+def _mediated(name: str, cause: str) -> Hint | None:
+    return Hint(None, None, cause, DeviceKey(name)) if is_mediated_key(name) else None
 
 
 def _address(text: str) -> PciAddress | None:
@@ -152,9 +161,7 @@ class DatagramSource:
             return None
         hint = hint_of(properties)
         if hint is None and properties.get("SUBSYSTEM") in SUBSYSTEMS:
-            _log.debug(
-                "uevent.ignored", reason="names no function and no group", devpath=properties["DEVPATH"]
-            )
+            _log.debug("uevent.ignored", reason="names no device and no group", devpath=properties["DEVPATH"])
         return hint
 
 

@@ -19,16 +19,18 @@ from gpuactors.core.reports.snapshot import Outputs, PollTarget
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.effects import Answer, Effect
+from gpuactors.core.values.mediated import HostPart
 from gpuactors.core.values.model import (
     NO_PODS,
     ClaimedDevice,
     DeviceId,
+    DeviceKey,
     DeviceList,
     GroupUse,
+    InspectedKey,
     LedgerEntry,
     LedgerFile,
     PciAddress,
-    PciFunction,
     Pod,
     PodAnswer,
     PodClaim,
@@ -38,32 +40,33 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.ports.errors import HostError, KubeletError
 
-InspectionResults: TypeAlias = Mapping[PciAddress, tuple[PciFunction, ...] | HostError]
-"""The functions that the inspection of each address returned, or its error."""
+InspectionResults: TypeAlias = Mapping[InspectedKey, tuple[HostPart, ...] | HostError]
+"""The result of the inspection of each address and key, or its error."""
 
 
 class HostReader(Protocol):
     """Reads sysfs and /dev. Never opens a device, never reads what can block on the event path."""
 
-    async def scan(self, allocated: Collection[PciAddress] = ()) -> tuple[PciFunction, ...]:
+    async def scan(self, allocated: Collection[InspectedKey] = ()) -> tuple[HostPart, ...]:
         """Return every function that the selectors match or that is `allocated` (a pod has it, whatever is selected
-        now), and the other members of their IOMMU groups.
+        now), and the other members of their IOMMU groups; every mediated device, and the functions that it is a part
+        of.
 
         Raises `HostError` if the bus cannot be listed at all.
         """
 
     async def inspect(
-        self, address: PciAddress, allocated: Collection[PciAddress] = ()
-    ) -> tuple[PciFunction, ...]:
+        self, address: InspectedKey, allocated: Collection[InspectedKey] = ()
+    ) -> tuple[HostPart, ...]:
         """Return the function at `address` and the members of its IOMMU group, if the selectors match any of them or
-        any is `allocated`; else nothing. A function that does not exist is not in the answer. Raises `HostError` if the
-        read failed.
+        any is `allocated`; else nothing. Of the key of a mediated device, return it, and the functions that it is a
+        part of. What does not exist is not in the answer. Raises `HostError` if the read failed.
         """
 
     async def inspect_all(
         self,
-        addresses: Sequence[PciAddress],
-        allocated: Collection[PciAddress] = (),
+        addresses: Sequence[InspectedKey],
+        allocated: Collection[InspectedKey] = (),
         poll: Observation | None = None,
     ) -> InspectionResults:
         """Return the result of `inspect` for each, or its error, in little more than the time of one. A function that
@@ -157,11 +160,12 @@ class LedgerContents(Struct, frozen=True):
 
 
 class Hint(Struct, frozen=True):
-    """The subject of one uevent: a function, or an IOMMU group."""
+    """The subject of one uevent: a function, an IOMMU group, or a mediated device."""
 
     address: PciAddress | None
     iommu_group: int | None
     cause: str
+    mediated: DeviceKey | None = None
 
 
 class UeventSource(Protocol):

@@ -142,7 +142,7 @@ class ClaimCore(CallsCore):
         for address, number in inspections.functions.items():
             if "inspection" in self.held_back:
                 break
-            found = self.functions.get(address)
+            found = self.functions.get(PciAddress(address))
             group = (
                 ()
                 if found is None

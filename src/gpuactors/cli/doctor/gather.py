@@ -42,6 +42,7 @@ from gpuactors.control.path import path_problem, socket_path
 from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.core.values.domain import NAMESPACES, DomainUid, ImexFacts
 from gpuactors.core.values.inventory import is_selected, named
+from gpuactors.core.values.mediated import HostPart, functions_of
 from gpuactors.core.values.model import PciFunction, ResourceName
 from gpuactors.daemon.about import node_of
 from gpuactors.daemon.app import sysfs_of
@@ -82,7 +83,8 @@ async def gather(
     daemon = None if pre else await _daemon(resolved.config, progress)
     judged = settings.of_daemon(resolved, daemon) if isinstance(daemon, Running) else settings.own(resolved)
     reading = _Reading(judged.config, progress)
-    functions = await reading.functions()
+    parts = await reading.parts()
+    functions = parts if isinstance(parts, Unknown) else functions_of(parts)
     resources = _resources(judged.config, functions, daemon)
     lists = not isinstance(daemon, Running)
     ledger = await reading.ledger(resources, lists=lists)
@@ -103,7 +105,7 @@ async def gather(
         user=os.geteuid(),
         settings=judged.source,
         host=await reading.host(),
-        devices=await reading.devices(functions, ledger),
+        devices=await reading.devices(parts, ledger),
         names=await reading.names(functions),
         directory=await reading.directory(),
         resources=resources,
@@ -213,21 +215,21 @@ class _Reading:
     async def host(self) -> Known[vfio.VfioHost]:
         return await self._blocking("the host's IOMMU, modules and nodes", lambda: vfio.read(self._root))
 
-    async def functions(self) -> Known[tuple[PciFunction, ...]]:
-        async def read() -> tuple[PciFunction, ...]:
+    async def parts(self) -> Known[tuple[HostPart, ...]]:
+        async def read() -> tuple[HostPart, ...]:
             return await ThreadedReader(sysfs_of(self._config)).scan()
 
         return await _known(f"the PCI bus of {self._root.prefix}", read, self._progress, DOCTOR_READ_S)
 
     async def devices(
-        self, functions: Known[tuple[PciFunction, ...]], ledger: Known[LedgerContents]
+        self, parts: Known[tuple[HostPart, ...]], ledger: Known[LedgerContents]
     ) -> Known[Devices]:
-        if isinstance(functions, Unknown):
-            return functions
+        if isinstance(parts, Unknown):
+            return parts
         use = SysfsUse(self._root, "proc" if self._config.holders == "proc" else "passive")
 
         async def read() -> Devices:
-            return Devices(functions, await assessed(self._config, functions, _Read(ledger), use))
+            return Devices(functions_of(parts), await assessed(self._config, parts, _Read(ledger), use))
 
         deadline_s = 2 * limits.POLL_DEADLINE_S  # a poll has its own, and better words
         return await _known("which GPUs are in use", read, self._progress, deadline_s)

@@ -20,7 +20,7 @@ from gpuactors.core.events.host import GroupsObserved, HostScanned
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
-from gpuactors.core.values.model import PciFunction
+from gpuactors.core.values.mediated import HostPart, functions_of, mediated_of
 from gpuactors.daemon.app import settings_of, sysfs_of
 from gpuactors.host.cdi import CdiFiles
 from gpuactors.host.pod_cgroups import PodCgroups
@@ -54,17 +54,17 @@ async def _inspect_host(config: Config) -> NodeView:
 
 async def assessed(
     config: Config,
-    functions: tuple[PciFunction, ...],
+    parts: tuple[HostPart, ...],
     ledger: LedgerReader,
     use: UseReader,
     cdi: CdiReader | None = None,
 ) -> NodeView:
-    """Return the view of a node with these functions, by the core that the daemon runs. `ledger` and `use` are read as
-    often as the core requests it."""
+    """Return the view of a node with these functions and mediated devices, by the core that the daemon runs. `ledger`
+    and `use` are read as often as the core requests it."""
     state = initial_state(settings_of(config))
     number = project(state).inspections.scan
     assert number is not None
-    event: Event | None = HostScanned(number, functions)
+    event: Event | None = HostScanned(number, functions_of(parts), mediated_of(parts))
     for _ in range(_ROUNDS):
         if event is None:
             break

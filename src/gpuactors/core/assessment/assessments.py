@@ -12,14 +12,14 @@ from gpuactors.core.assessment.assess import assess
 from gpuactors.core.assessment.inputs import unowned
 from gpuactors.core.devices.index import Index
 from gpuactors.core.values.group import GroupInputs, GroupKey, Owned, RelativeOwner, Short, UnownedUse
-from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.inventory import Device, inspected_keys
 from gpuactors.core.values.memo import memoized, memoized_each
 from gpuactors.core.values.model import (
     DeviceKey,
     DeviceList,
+    InspectedKey,
     Observed,
     Orphan,
-    PciAddress,
     Polls,
     ResourceName,
 )
@@ -29,7 +29,7 @@ from gpuactors.core.values.status import Assessment
 @memoized
 def assessments(
     index: Index,
-    short: Mapping[PciAddress, str],
+    short: Mapping[InspectedKey, str],
     polls: Polls,
     orphans: Mapping[DeviceKey, Orphan],
     ledger: tuple[int, str | None],
@@ -44,12 +44,12 @@ def assessments(
 
 
 def _shortages(
-    short: Mapping[PciAddress, str], devices: Mapping[DeviceKey, Device]
+    short: Mapping[InspectedKey, str], devices: Mapping[DeviceKey, Device]
 ) -> Mapping[GroupKey, Short]:
     """Return the devices of each group that cannot be inspected now, with the reason in `short` (`Host.short`)."""
     by_group: dict[GroupKey, list[tuple[DeviceKey, str]]] = {}
     for key, device in devices.items() if short else ():
-        why = [short[unit.address] for unit in device.units if unit.address in short]
+        why = [short[k] for k in inspected_keys(key, device.units) if k in short]
         if why:
             by_group.setdefault(key if device.group is None else device.group, []).append((key, why[0]))
     return {group: tuple(of_group) for group, of_group in by_group.items()}

@@ -92,6 +92,7 @@ class _Gpu(_OnDisk, frozen=True, omit_defaults=True):
     keep_on_vfio: str = field(name="stays")
     functions: tuple[_Function, ...]
     model: str = ""
+    group: int | None = None
 
     def __post_init__(self) -> None:
         """Check the key. Raises `ValueError`, to which msgspec adds the place in the file."""

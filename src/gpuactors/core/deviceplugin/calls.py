@@ -63,7 +63,7 @@ from gpuactors.core.values.effects import (
     Refused,
     Reply,
 )
-from gpuactors.core.values.inventory import Device, orphans_of
+from gpuactors.core.values.inventory import Device, inspected_keys, orphans_of
 from gpuactors.core.values.model import (
     Call,
     CallKind,
@@ -72,6 +72,7 @@ from gpuactors.core.values.model import (
     DeviceKey,
     Difference,
     Health,
+    InspectedKey,
     LastCall,
     LedgerEntry,
     PciFunction,
@@ -131,8 +132,8 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
         deadline=at + wait_s,
         came_at=at,
     )
-    addresses = sorted(unit.address for unit in _units(call))
-    state = with_inspections(state, inspections.ask_inspections(state.host.inspections, addresses))
+    requested = inspections.ask_inspections(state.host.inspections, sorted({*_inspected_keys(call)}))
+    state = with_inspections(state, requested)
     state = _with_poll(with_waiting(state, {**state.calls.waiting, event.token: call}), call)
     return _with_read(state, call, at), []
 
@@ -252,16 +253,16 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     return Reply(event.token, Preferred(tuple(chosen)))
 
 
-def functions_waited_for(state: NodeState) -> Iterator[PciFunction]:
-    """Return the functions of the devices that waiting calls request."""
-    return chain.from_iterable(_units(call) for call in state.calls.waiting.values())
+def inspections_waited_for(state: NodeState) -> Iterator[InspectedKey]:
+    """Return the devices that waiting calls request, and their functions."""
+    return chain.from_iterable(_inspected_keys(call) for call in state.calls.waiting.values())
 
 
 def waits_for_poll(state: NodeState) -> bool:
     """Return whether a call has its inspections and waits for a poll: for the holders of its devices, or for their
     release."""
     return any(
-        not any(_is_unseen(state, call, unit) for unit in _units(call))
+        not any(_is_unseen(state, call, key) for key in _inspected_keys(call))
         and (any(_is_unpolled(state, call, device) for device in call.seen) or not _is_unread(state, call))
         for call in state.calls.waiting.values()
     )
@@ -396,8 +397,8 @@ def _is_missing(state: NodeState, call: Call) -> bool:
     """Return whether a device of the call has not been inspected, or its group not polled, since the call came; or
     whether the claims' devices are not known."""
     # Asked of every call that waits, after each event with a fact: sixteen at once wait for one another's.
-    for device, units in call.seen.items():
-        if any(_is_unseen(state, call, u) for u in units) or _is_unpolled(state, call, device):
+    for device in call.seen:
+        if _is_device_unseen(state, call, device) or _is_unpolled(state, call, device):
             return True
     return not state.gpus.claims.is_known
 
@@ -453,21 +454,27 @@ def _with_poll(state: NodeState, call: Call) -> NodeState:
     return schedule.ask_poll(state, groups) if groups else state
 
 
-def _units(call: Call) -> Iterable[PciFunction]:
-    """Return the functions of the host that the call's devices consist of."""
-    return chain.from_iterable(call.seen.values())
+def _inspected_keys(call: Call) -> Iterator[InspectedKey]:
+    """Return what is inspected for the call: its devices by their keys, and the functions that their facts depend on.
+    A whole function is both."""
+    return chain.from_iterable(inspected_keys(device, units) for device, units in call.seen.items())
 
 
 def _unseen(state: NodeState, call: Call) -> list[DeviceKey]:
     """Return the call's devices that were not inspected since it came, or since a uevent of them came or was missed:
     the inspection is outstanding, or the daemon lacked resources for it."""
-    return sorted(d for d, units in call.seen.items() if any(_is_unseen(state, call, u) for u in units))
+    return sorted(device for device in call.seen if _is_device_unseen(state, call, device))
 
 
-def _is_unseen(state: NodeState, call: Call, unit: PciFunction) -> bool:
-    """Return whether a newer inspection of the function than the last one is to come back: the call has requested it,
-    or a uevent that may have outdated the last one."""
-    return inspections.is_unseen(state.host, unit.address, call.since, call.came_at)
+def _is_device_unseen(state: NodeState, call: Call, device: DeviceKey) -> bool:
+    """Return whether the device, or a function that its facts depend on, is still to be inspected for the call."""
+    return any(_is_unseen(state, call, key) for key in inspected_keys(device, call.seen[device]))
+
+
+def _is_unseen(state: NodeState, call: Call, key: InspectedKey) -> bool:
+    """Return whether a newer inspection of the function or mediated device than the last one is to come back: the call
+    has requested it, or a uevent that may have outdated the last one."""
+    return inspections.is_unseen(state.host, key, call.since, call.came_at)
 
 
 def _unpolled(state: NodeState, call: Call) -> list[DeviceKey]:
@@ -724,8 +731,8 @@ def _late(state: NodeState, call: Call) -> Refused:
     if short := [
         Reason(Cause.SHORTAGE, f"{device}: {why}")
         for device, units in sorted(call.seen.items(), key=itemgetter(0))
-        for unit in units
-        if (why := state.host.short.get(unit.address))
+        for key in inspected_keys(device, units)
+        if (why := state.host.short.get(key))
     ]:
         return _refused(Refusal.UNAVAILABLE, *short)
     if unseen := ", ".join(quoted_ids(_unseen(state, call))):

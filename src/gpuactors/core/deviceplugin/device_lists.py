@@ -180,6 +180,7 @@ def _facts(state: NodeState) -> tuple[object, ...]:
         state.kubelet.pending_allocations.keys(),
         state.kubelet.resolved,
         state.host.functions,
+        state.host.mediated,
         state.assessments,
         polls.seen if state.index.unbinding else None,  # only a poll shows that an unbind waits, or has ended
     )

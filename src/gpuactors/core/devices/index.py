@@ -26,6 +26,7 @@ from gpuactors.core.devices.others import doubted, of_ids, others
 from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.group import GroupKey, Owned, RelativeOwner
 from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.mediated import MediatedDevices
 from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
     AdminAccess,
@@ -123,6 +124,7 @@ class Index(Struct, frozen=True, gc=False):
 @memoized
 def index(
     functions: Functions,
+    mediated: MediatedDevices,
     selectors: tuple[Selector, ...],
     observed: Mapping[int, Observed],
     leaving: frozenset[PciAddress],
@@ -140,7 +142,7 @@ def index(
     ancestors: Mapping[DeviceKey, tuple[DeviceKey, ...]],
 ) -> Index:
     """Derive the index from parts of the state: `Host`, `Polls`, `Kubelet`, `Ledger`, `Gpus` and `Published`."""
-    inventory, meanings = inventory_of(functions, selectors), meanings_of(resolved)
+    inventory, meanings = inventory_of(functions, mediated, selectors), meanings_of(resolved)
     resources = _resources(inventory, resolved, served, device_lists)
     node_devices = devices(inventory, meanings, resolved, resources)
     listed_aliases = _aliases(device_lists)

@@ -17,6 +17,7 @@ from gpuactors.core.kinds import table
 from gpuactors.core.kinds.kind import HostFacts
 from gpuactors.core.values.group import GroupKey
 from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.mediated import MediatedDevices
 from gpuactors.core.values.memo import memoized, memoized_each
 from gpuactors.core.values.model import (
     DeviceId,
@@ -72,10 +73,12 @@ class Meanings(Struct, frozen=True, gc=False):
 
 
 @memoized
-def inventory_of(functions: Functions, selectors: tuple[Selector, ...]) -> Inventory:
-    """Derive the groups and devices of these functions, which are sorted by address."""
+def inventory_of(
+    functions: Functions, mediated: MediatedDevices, selectors: tuple[Selector, ...]
+) -> Inventory:
+    """Derive the groups and devices of these functions and mediated devices, which are sorted by key."""
     groups = by_group(functions)
-    present, parts = _with_relatives(table.devices(HostFacts(functions, groups, selectors)))
+    present, parts = _with_relatives(table.devices(HostFacts(functions, groups, selectors, mediated)))
     selected = {key: device for key, device in present.items() if device.is_selected}
     models: dict[ResourceName, set[str]] = {}
     for device in selected.values():

@@ -1,19 +1,21 @@
-"""The host: uevents, scans and inspections of functions, polls of IOMMU groups."""
+"""The host: uevents, scans and inspections of functions and mediated devices, polls of IOMMU groups."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction
+from gpuactors.core.values.mediated import MediatedDevice
+from gpuactors.core.values.model import DeviceKey, GroupUse, InspectedKey, PciAddress, PciFunction
 
 
 class HostChanged(Struct, frozen=True, gc=False):
-    """A uevent named this function or this IOMMU group: one of the two is set."""
+    """A uevent named this function, this IOMMU group or this mediated device: one of the three is set."""
 
     address: PciAddress | None
     iommu_group: int | None
     cause: str
     """The action and subsystem of the uevent: `bind pci`."""
+    mediated: DeviceKey | None = None
 
 
 class UeventsOpened(Struct, frozen=True, gc=False):
@@ -43,6 +45,8 @@ class HostScanned(Struct, frozen=True, gc=False):
 
     inspection: int
     functions: tuple[PciFunction, ...]
+    mediated: tuple[MediatedDevice, ...] = ()
+    """All mediated devices; the functions that they are parts of are in `functions`."""
 
 
 class ScanFailed(Struct, frozen=True, gc=False):
@@ -54,11 +58,13 @@ class ScanFailed(Struct, frozen=True, gc=False):
 
 class FunctionInspected(Struct, frozen=True, gc=False):
     """Inspection number `inspection` of `address` came back: the function itself, if it exists and is selected or
-    given, and the other members of its IOMMU group."""
+    given, and the other members of its IOMMU group. Or the mediated device of this key, if it exists, and the functions
+    that it is a part of."""
 
     inspection: int
-    address: PciAddress
+    address: InspectedKey
     functions: tuple[PciFunction, ...]
+    mediated: tuple[MediatedDevice, ...] = ()
 
 
 class FunctionsInspected(Struct, frozen=True, gc=False):
@@ -71,7 +77,7 @@ class InspectionFailed(Struct, frozen=True, gc=False):
     """Inspection number `inspection` of `address` did not come back in time or failed as a whole."""
 
     inspection: int
-    address: PciAddress
+    address: InspectedKey
     reason: str
     shortage: bool = False
     """True if the daemon lacked descriptors, memory or threads for the inspection: the known facts stay."""

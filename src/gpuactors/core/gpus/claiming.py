@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.gpus import config, exclusion, fitness, placement, returns
 from gpuactors.core.gpus.exclusion import allocated_devices, exclusive_devices, has_another_owner, not_given
-from gpuactors.core.gpus.reads import functions_of, read_at_once, seen_again, with_reads
+from gpuactors.core.gpus.reads import keys_of, read_at_once, seen_again, with_reads
 from gpuactors.core.gpus.reservation import claimed_gpu, with_reserved, with_whole_groups
 from gpuactors.core.kinds.table import key_of
 from gpuactors.core.state import NodeState
@@ -20,7 +20,7 @@ from gpuactors.core.state.claims import FILES, ClaimRecord, gpus_of, one_of_each
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.claim_states import OWNING, ClaimState
-from gpuactors.core.values.model import DeviceKey, PciFunction
+from gpuactors.core.values.model import DeviceKey, InspectedKey
 from gpuactors.core.values.status import Conflict, Reason
 
 
@@ -95,12 +95,12 @@ _WAITS_FOR_READS: Final = frozenset({ClaimState.WAITING, ClaimState.VERIFYING, C
 """The states of a claim that goes on when its devices have been read."""
 
 
-def functions_waited_for(state: NodeState) -> Iterator[PciFunction]:
-    """Yield the functions of the devices that claims have, or are to get, when these have been read."""
+def inspections_waited_for(state: NodeState) -> Iterator[InspectedKey]:
+    """Yield what is inspected of the devices that claims have, or are to get, when these have been read."""
     for entry in state.gpus.claims.entries.values():
         if entry.state in _WAITS_FOR_READS:
             devices = {*_own_addresses(entry.claim), *(gpu.key for gpu in gpus_of(entry).gpus)}
-            yield from functions_of(state, devices)
+            yield from keys_of(state, devices)
 
 
 def _own_addresses(claim: Claim | None) -> list[DeviceKey]:

@@ -23,7 +23,7 @@ from gpuactors.core.state.claims import ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
-from gpuactors.core.values.inventory import Device, described
+from gpuactors.core.values.inventory import Device, described, inspected_keys
 from gpuactors.core.values.model import (
     ClaimedDevice,
     DeviceKey,
@@ -183,11 +183,11 @@ def _relatives(state: NodeState, key: DeviceKey, *, ends: bool) -> frozenset[Dev
 def _unseen(state: NodeState, entry: ClaimRecord, device: Device) -> Reason | None:
     """Return what of the device has not been read since the claim was, or since the last uevent; None if all has."""
     ledger, group = state.kubelet.ledger, device.group
-    for address in (function.address for function in (*device.members, *device.units)):
-        if inspections.is_unseen(state.host, address, entry.since, entry.since_at):
-            if (short := state.host.short.get(address)) is not None:
+    for key in inspected_keys(device.key, (*device.members, *device.units)):
+        if inspections.is_unseen(state.host, key, entry.since, entry.since_at):
+            if (short := state.host.short.get(key)) is not None:
                 return Reason(Cause.SHORTAGE, short)
-            return Reason(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {address}")
+            return Reason(Cause.INSPECTION_LATE, f"sysfs has not answered yet for {key}")
     if group is not None and group in state.index.polled:
         last = state.host.polls.seen.get(group)
         if last is None or last.poll <= entry.since:

@@ -17,16 +17,16 @@ from typing import Final
 from gpuactors.core.devices.index import Index
 from gpuactors.core.gpus.exclusion import another_model, with_companions
 from gpuactors.core.host import inspections
-from gpuactors.core.host.bindings import changed_functions
+from gpuactors.core.host.bindings import changed_functions, changed_mediated
 from gpuactors.core.kinds.kind import Act
 from gpuactors.core.kinds.presence import moved
 from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import FILES, ClaimedGpu, ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import OriginalDriver
 from gpuactors.core.values.claim_states import OWNING, ClaimState
-from gpuactors.core.values.model import PciAddress, PciFunction, device_key
+from gpuactors.core.values.inventory import inspected_keys
+from gpuactors.core.values.model import DeviceKey, InspectedKey, PciFunction
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.status import Reason
 
@@ -43,26 +43,27 @@ _HAVE_FILES: Final = frozenset(
 
 
 def is_seen(state: NodeState, entry: ClaimRecord) -> bool:
-    """Return whether each function of the claim's devices has been inspected since `entry.since`, and since its last
-    uevent."""
-    addresses = (function.address for function in _functions(state.index, entry))
-    return all(_is_seen(state, entry, address) for address in addresses)
+    """Return whether the claim's devices and each function of theirs have been inspected since `entry.since`, and since
+    its last uevent."""
+    return all(_is_seen(state, entry, key) for key in _inspected_keys(state.index, entry))
 
 
-def _is_seen(state: NodeState, entry: ClaimRecord, address: PciAddress) -> bool:
-    seen = state.host.seen.get(address)
+def _is_seen(state: NodeState, entry: ClaimRecord, key: InspectedKey) -> bool:
+    seen = state.host.seen.get(key)
     if seen is not None and seen.inspection <= entry.since:
         return False  # else it is gone, if no inspection of it is outstanding
-    return not inspections.is_unseen(state.host, address, entry.since, entry.since_at)
+    return not inspections.is_unseen(state.host, key, entry.since, entry.since_at)
 
 
-def _functions(index: Index, entry: ClaimRecord) -> Iterator[OriginalDriver | PciFunction]:
-    """Yield the functions of the claim's devices: those that its acts bind; the units of a device that no act binds."""
+def _inspected_keys(index: Index, entry: ClaimRecord) -> Iterator[InspectedKey]:
+    """Yield what shows where the claim's devices are: the functions that its acts bind; a device that no act binds, and
+    its units."""
     for gpu in gpus_of(entry).gpus:
         if gpu.functions:
-            yield from gpu.functions
-        elif (device := index.present.get(gpu.key)) is not None:
-            yield from device.units
+            yield from (function.address for function in gpu.functions)
+        else:
+            device = index.present.get(gpu.key)
+            yield from inspected_keys(gpu.key, device.units if device is not None else ())
 
 
 # --- drift ------------------------------------------------------------------------------------------------------------
@@ -74,13 +75,14 @@ def drifted(before: NodeState, state: NodeState) -> list[tuple[ClaimRecord, Reas
     settled = state.gpus.settled
     if not state.host.scanned or (before.host is state.host and before.gpus.settled is settled):
         return []
-    changed = changed_functions(before, state) | (before.gpus.settled.keys() - settled.keys())
-    groups = {index.group_of.get(device_key(a)) for a in changed for index in (before.index, state.index)}
+    functions = changed_functions(before, state) | (before.gpus.settled.keys() - settled.keys())
+    changed: set[InspectedKey] = {*functions, *changed_mediated(before, state)}
+    groups = {index.group_of.get(DeviceKey(a)) for a in changed for index in (before.index, state.index)}
 
     def is_of(entry: ClaimRecord) -> bool:
-        """Return whether the claim has a changed function, or its files name a group of one."""
+        """Return whether the claim has a changed device or function, or its files name a group of one."""
         is_in = any(not bound.nodes.isdisjoint(groups) for bound in gpus_of(entry).bound.values())
-        return is_in or any(f.address in changed for f in _functions(before.index, entry))
+        return is_in or any(key in changed for key in _inspected_keys(before.index, entry))
 
     return [
         (entry, reason)
@@ -109,6 +111,9 @@ def _drift(state: NodeState, entry: ClaimRecord, gpu: ClaimedGpu) -> Reason | No
         return replaced
     if not device.has_backing and Act.BIND not in kind_of(device).acts:
         return kind_of(device).not_backed(device)
+    if gpu.group is not None and device.group != gpu.group:
+        where = f"in IOMMU group {device.group}" if device.group is not None else "in no IOMMU group"
+        return Reason(Cause.GROUP_CHANGED, f"{gpu.key} is {where}, and no longer in {gpu.group}")
     for member in with_companions(state, gpu.key):
         if not member.vfio_bound and _is_known(state, member):
             on = f"on {quoted_id(member.driver)}" if member.driver is not None else "without a driver"
@@ -142,7 +147,8 @@ def named_nodes(entry: ClaimRecord) -> frozenset[int | str]:
     """Return the groups and cdevs that the claim's files name, may name, or are to name."""
     if not entry.has_files or entry.state not in OWNING:
         return frozenset()
-    return frozenset(node for b in gpus_of(entry).bound.values() if b.vfio for node in b.nodes)
+    bound = (node for b in gpus_of(entry).bound.values() if b.vfio for node in b.nodes)
+    return frozenset((*bound, *(gpu.group for gpu in gpus_of(entry).gpus if gpu.group is not None)))
 
 
 def _may_be_healed(state: NodeState, entry: ClaimRecord) -> bool:
@@ -150,8 +156,8 @@ def _may_be_healed(state: NodeState, entry: ClaimRecord) -> bool:
     seen in their place."""
     match entry.state:
         case ClaimState.PREPARED:
-            addresses = {function.address for function in _functions(state.index, entry)}
-            return state.host.scanned and addresses.isdisjoint(state.gpus.settled)
+            keys = {*_inspected_keys(state.index, entry)}
+            return state.host.scanned and keys.isdisjoint(state.gpus.settled)
         case ClaimState.VERIFYING:
             return is_seen(state, entry)
         case _:

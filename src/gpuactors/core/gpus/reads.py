@@ -14,7 +14,8 @@ from gpuactors.core.state import NodeState, with_inspections
 from gpuactors.core.state.claims import ClaimedGpu
 from gpuactors.core.state.gpus import Gpus, Returned
 from gpuactors.core.values.claim import ClaimName, OriginalDriver
-from gpuactors.core.values.model import DeviceKey, PciFunction, function_address
+from gpuactors.core.values.inventory import inspected_keys
+from gpuactors.core.values.model import DeviceKey, InspectedKey, function_address
 
 
 def read_at_once(state: NodeState) -> NodeState:
@@ -63,11 +64,11 @@ def _group_in_use(state: NodeState, device: DeviceKey) -> int | None:
     return group if group in index.in_use and group in index.polled else None
 
 
-def functions_of(state: NodeState, devices: Iterable[DeviceKey]) -> Iterator[PciFunction]:
-    """Yield the functions to inspect for these devices: their own, and their companions."""
+def keys_of(state: NodeState, devices: Iterable[DeviceKey]) -> Iterator[InspectedKey]:
+    """Yield what to inspect for these devices: themselves, their functions, and their companions."""
     for key in devices:
         if (device := state.index.present.get(key)) is not None:
-            yield from (*device.units, *kind_of(device).to_bind(device))
+            yield from inspected_keys(key, (*device.units, *kind_of(device).to_bind(device)))
 
 
 def with_reads(
@@ -78,7 +79,7 @@ def with_reads(
     devices = tuple(devices)
     if not devices:
         return state
-    looked_for = {*(f.address for f in functions_of(state, devices)), *(f.address for f in others)}
+    looked_for = {*keys_of(state, devices), *(f.address for f in others)}
     state = with_inspections(state, inspections.ask_inspections(state.host.inspections, sorted(looked_for)))
     groups = state.index.group_numbers(devices)
     return schedule.ask_ledger(schedule.ask_poll(state, groups) if groups else state, at, lists=True)

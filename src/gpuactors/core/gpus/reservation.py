@@ -54,6 +54,7 @@ def claimed_gpu(state: NodeState, device: DeviceKey) -> ClaimedGpu:
         for f in functions
     }
     own, present = decided.get(function_address(device)), state.index.present.get(device)
+    as_it_is = present if present is not None and Act.BIND not in kind_of(present).acts else None
     return ClaimedGpu(
         device,
         tuple(
@@ -61,7 +62,8 @@ def claimed_gpu(state: NodeState, device: DeviceKey) -> ClaimedGpu:
             for f in functions
         ),
         keep_on_vfio=own.sentence if own is not None and own.is_prebound else "",
-        model=present.model if present is not None and Act.BIND not in kind_of(present).acts else "",
+        model=as_it_is.model if as_it_is is not None else "",
+        group=as_it_is.group if as_it_is is not None else None,
     )
 
 

@@ -11,14 +11,24 @@ which it was read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
 from gpuactors.core.events.host import HostChanged
 from gpuactors.core.state import NodeState, with_polls
 from gpuactors.core.values.inventory import ids_of, is_selected
-from gpuactors.core.values.model import GroupUse, PciAddress, PciFunction, Polls, device_key, function_address
+from gpuactors.core.values.model import (
+    DeviceKey,
+    GroupUse,
+    PciAddress,
+    PciFunction,
+    Polls,
+    device_key,
+    function_address,
+)
+
+_K = TypeVar("_K", bound=str)
 
 BRIDGE_CLASSES: Final = ("0604", "0607", "0609")
 """Functions with a bridge's header, which no vfio driver takes (drivers/vfio/pci/vfio_pci_core.c,
@@ -30,14 +40,18 @@ _RELEASED: Final = frozenset({"unbind pci", "remove pci"})
 
 def changed_functions(before: NodeState, state: NodeState) -> set[PciAddress]:
     """Return the functions that were added, removed or changed since."""
-    functions_before, functions = before.host.functions, state.host.functions
-    if functions_before == functions:
+    return _changed(before.host.functions, state.host.functions)
+
+
+def changed_mediated(before: NodeState, state: NodeState) -> set[DeviceKey]:
+    """Return the mediated devices that were added, removed or changed since."""
+    return _changed(before.host.mediated, state.host.mediated)
+
+
+def _changed(before: Mapping[_K, object], now: Mapping[_K, object]) -> set[_K]:
+    if before == now:
         return set()
-    return {
-        address
-        for address in functions_before.keys() | functions.keys()
-        if functions_before.get(address) != functions.get(address)
-    }
+    return {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
 
 
 def rebound(before: NodeState, state: NodeState, moved: Set[PciAddress]) -> NodeState:

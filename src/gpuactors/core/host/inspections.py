@@ -1,4 +1,4 @@
-"""Inspecting the host: requested inspections, and the functions as their results show them.
+"""Inspecting the host: requested inspections, and the functions and mediated devices as their results show them.
 
 Theory of operation. Every inspection and every scan gets a number when it is *requested*. A result with number n shows
 the host as it was at some moment after number n was issued. So a result changes nothing at an address
@@ -8,8 +8,9 @@ is followed by an inspection that was requested after it (or, if its hint is los
 hints costs two inspections. The address of a function that is gone keeps its number as long as a result with a smaller
 one may still come in and bring the function back.
 
-The known functions are stored apart from the times of their inspections: an inspection that finds nothing new keeps the
-objects that other values are derived from.
+A mediated device is inspected by its key as a function is by its address, and below "function" means either. The known
+ones are stored apart from the times of their inspections: an inspection that finds nothing new keeps the objects that
+other values are derived from.
 
 Must not decide what a function means for kubelet.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Set
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -31,16 +32,19 @@ from gpuactors.core.events.host import (
 )
 from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import Host, NodeState
+from gpuactors.core.values.mediated import HostPart, MediatedDevice
 from gpuactors.core.values.model import (
     DeviceKey,
+    InspectedKey,
     Inspections,
     PciAddress,
     PciFunction,
     Retry,
     Seen,
-    device_key,
-    function_address,
 )
+
+_K = TypeVar("_K", bound=str)
+_V = TypeVar("_V")
 
 UNSETTLED_INSPECTIONS_S: Final = (0.2, 1.0, 5.0, 30.0)
 """When to repeat an inspection of a function that failed or was incomplete (a missing node, an unreadable attribute);
@@ -78,8 +82,8 @@ def ask_scan(inspections: Inspections) -> Inspections:
     return replace(inspections, last=last, whole=whole)
 
 
-def ask_inspections(inspections: Inspections, addresses: Iterable[PciAddress]) -> Inspections:
-    """Request an inspection of each address; if one is outstanding, another one after it."""
+def ask_inspections(inspections: Inspections, addresses: Iterable[InspectedKey]) -> Inspections:
+    """Request an inspection of each address or key; if one is outstanding, another one after it."""
     single, last = dict(inspections.single), inspections.last
     for address in addresses:
         last, single[address] = asked(last, single.get(address, _NEVER))
@@ -87,35 +91,46 @@ def ask_inspections(inspections: Inspections, addresses: Iterable[PciAddress]) -
 
 
 def last_seen(host: Host, device: DeviceKey) -> Seen | None:
-    """Return the last inspection of a device's function; None if there was none, or the device is no function."""
-    return host.seen.get(function_address(device))
+    """Return the last inspection of a device; None if there was none."""
+    return host.seen.get(device)
+
+
+def known(host: Host, key: InspectedKey) -> HostPart | None:
+    """Return the known function of an address, or mediated device of a key."""
+    return host.functions.get(PciAddress(key)) or host.mediated.get(DeviceKey(key))
 
 
 def never_seen(host: Host, devices: Set[DeviceKey]) -> Set[DeviceKey]:
-    """Return the devices whose function was never inspected."""
-    return devices - {*map(device_key, host.seen)}
+    """Return the devices that were never inspected."""
+    return devices - host.seen.keys()
 
 
-def is_unseen(host: Host, address: PciAddress, since: int, since_at: float) -> bool:
+def is_unseen(host: Host, key: InspectedKey, since: int, since_at: float) -> bool:
     """Return whether the last inspection of a function is too old for what has waited since `since_at`, when the last
     number was `since`, and a newer one is to come back: it is older, or a hint may have outdated it."""
-    if host.short.get(address):
+    if host.short.get(key):
         return True
-    if (wanted := host.inspections.single.get(address)) is None or wanted.outstanding is None:
+    if (wanted := host.inspections.single.get(key)) is None or wanted.outstanding is None:
         return False
-    if (seen := host.seen.get(address)) is None or seen.inspection <= since:
+    if (seen := host.seen.get(key)) is None or seen.inspection <= since:
         return True
     is_outdated = wanted.again or wanted.outstanding > seen.inspection
     return is_outdated and seen.at < since_at + UEVENTS_END_S
 
 
-def hinted(state: NodeState, event: HostChanged) -> frozenset[PciAddress]:
-    """Return the addresses that a hint concerns: the function it names and the known virtual functions of that, or the
-    known members of the group it names."""
+def hinted(state: NodeState, event: HostChanged) -> frozenset[InspectedKey]:
+    """Return what a hint concerns: the function it names, with the known virtual functions and mediated devices that
+    are parts of it; the mediated device it names; or the known members of the group it names."""
+    host = state.host
     if event.address is not None:
-        virtual = [a for a, f in state.host.functions.items() if f.physical == event.address]
-        return frozenset((event.address, *virtual, *_without_uevent(state, event.address)))
-    return frozenset(a for a, f in state.host.functions.items() if f.iommu_group == event.iommu_group)
+        virtual = [a for a, f in host.functions.items() if f.physical == event.address]
+        parts = [key for key, device in host.mediated.items() if device.parent == event.address]
+        return frozenset((event.address, *virtual, *_without_uevent(state, event.address), *parts))
+    if event.mediated is not None:
+        return frozenset((event.mediated,))
+    members = [address for address, f in host.functions.items() if f.iommu_group == event.iommu_group]
+    devices = [key for key, device in host.mediated.items() if device.iommu_group == event.iommu_group]
+    return frozenset((*members, *devices))
 
 
 def _without_uevent(state: NodeState, address: PciAddress) -> list[PciAddress]:
@@ -131,7 +146,7 @@ def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
     """Record a full scan: a function that it does not name is gone."""
     if event.inspection != state.host.inspections.whole.outstanding:
         return state
-    named = {function.address: function for function in event.functions}
+    named = _parts(event)
     host = _with_results(state.host, [(event.inspection, {**dict.fromkeys(state.host.seen), **named})], at)
     inspections = _scan_back(
         replace(state.host.inspections, scan_failures=0), at + state.daemon.settings.resync_interval_s
@@ -157,7 +172,7 @@ def inspected(state: NodeState, events: Iterable[FunctionInspected], at: float) 
     results = [
         (
             event.inspection,
-            {event.address: None, **{function.address: function for function in event.functions}},
+            {event.address: None, **_parts(event)},
         )
         for event in {event.address: event for event in events}.values()
         if (asked := single.get(event.address)) is not None and asked.outstanding == event.inspection
@@ -178,7 +193,7 @@ def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> N
     asked = state.host.inspections.single.get(event.address)
     if asked is None or asked.outstanding != event.inspection:
         return state
-    host, last = state.host, state.host.functions.get(event.address)
+    host, last = state.host, known(state.host, event.address)
     if last is not None and host.seen[event.address].inspection <= event.inspection:
         if event.shortage:
             host = replace(host, short={**host.short, event.address: event.reason})
@@ -198,7 +213,7 @@ def _scan_back(inspections: Inspections, due_at: float) -> Inspections:
     return ask_scan(inspections) if again else inspections
 
 
-def _inspections_back(inspections: Inspections, addresses: Iterable[PciAddress]) -> Inspections:
+def _inspections_back(inspections: Inspections, addresses: Iterable[InspectedKey]) -> Inspections:
     """End the outstanding inspections of these addresses, and begin those that were requested meanwhile."""
     single, again = dict(inspections.single), []
     for address in addresses:
@@ -211,7 +226,7 @@ def _inspections_back(inspections: Inspections, addresses: Iterable[PciAddress])
     return ask_inspections(inspections, again) if again else inspections
 
 
-def _with(inspections: Inspections, address: PciAddress, refresh: Refresh) -> Inspections:
+def _with(inspections: Inspections, address: InspectedKey, refresh: Refresh) -> Inspections:
     """Replace the refresh of the address; remove it if it is neither outstanding nor due."""
     single = {a: r for a, r in inspections.single.items() if a != address}
     return replace(inspections, single=single if refresh == _NEVER else {**single, address: refresh})
@@ -233,15 +248,21 @@ def deadline(inspections: Inspections) -> float:
     return min([inspections.whole.deadline, *[refresh.due_at for refresh in inspections.single.values()]])
 
 
+def _parts(event: HostScanned | FunctionInspected) -> Mapping[InspectedKey, HostPart]:
+    """Return what a scan or an inspection found, by address and key."""
+    parts: dict[InspectedKey, HostPart] = {function.address: function for function in event.functions}
+    return parts | {device.key: device for device in event.mediated}
+
+
 def _with_results(
-    host: Host, results: Iterable[tuple[int, Mapping[PciAddress, PciFunction | None]]], at: float
+    host: Host, results: Iterable[tuple[int, Mapping[InspectedKey, HostPart | None]]], at: float
 ) -> Host:
     """Apply the results of inspections, by their numbers, one after the other. None: no function is at that address."""
-    seen, short, changed = dict(host.seen), host.short, dict[PciAddress, PciFunction | None]()
+    seen, short, changed = dict(host.seen), host.short, dict[InspectedKey, HostPart | None]()
     for number, functions_seen in results:
         for address, function in functions_seen.items():
             seen_before = seen.get(address)
-            function_before = changed[address] if address in changed else host.functions.get(address)
+            function_before = changed[address] if address in changed else known(host, address)
             if seen_before is not None and seen_before.inspection > number:
                 continue
             now = _with_identity(function, function_before) if function is not None else None
@@ -253,18 +274,49 @@ def _with_results(
                 short = {a: why for a, why in short.items() if a != address}
             if now != function_before:
                 changed[address] = now
-    functions = host.functions
-    if changed:
-        present = {a: f for a, f in {**functions, **changed}.items() if f is not None}
-        functions = present if present.keys() <= functions.keys() else dict(sorted(present.items()))
-    return replace(host, functions=functions, seen=seen, short=short)
+    host = _with_changed(host, changed) if changed else host
+    return replace(host, seen=seen, short=short)
 
 
-def _with_identity(function: PciFunction, last: PciFunction | None) -> PciFunction:
-    """Keep the last identity of a function whose attributes cannot be read just now.
+def _with_changed(host: Host, changed: Mapping[InspectedKey, HostPart | None]) -> Host:
+    """Return the host with these functions and mediated devices; None: it is gone."""
+    functions = {PciAddress(k): part for k, part in changed.items() if not isinstance(part, MediatedDevice)}
+    mediated = {DeviceKey(k): part for k, part in changed.items() if not isinstance(part, PciFunction)}
+    return replace(
+        host, functions=_updated(host.functions, functions), mediated=_updated(host.mediated, mediated)
+    )
 
-    A GPU must not fall out of its resource, or out of kubelet's list, because one read failed.
-    """
+
+def _updated(known: Mapping[_K, _V], changed: Mapping[_K, _V | None]) -> Mapping[_K, _V]:
+    """Return the known values with the changed ones, sorted by key; the same object if none differs."""
+    if all(known.get(key) == value for key, value in changed.items()):
+        return known
+    present = {key: value for key, value in {**known, **changed}.items() if value is not None}
+    return present if present.keys() <= known.keys() else dict(sorted(present.items()))
+
+
+def _with_identity(part: HostPart, last: HostPart | None) -> HostPart:
+    """Keep the last identity of what cannot be read just now: a GPU must not fall out of its resource, or out of
+    kubelet's list, because one read failed."""
+    if isinstance(part, MediatedDevice):
+        return _with_type(part, last) if isinstance(last, MediatedDevice) else part
+    return _with_ids(part, last if isinstance(last, PciFunction) else None)
+
+
+def _with_type(device: MediatedDevice, last: MediatedDevice) -> MediatedDevice:
+    """Keep the type and group of a device that is still the same, and cannot be read just now."""
+    if device.fault is None or device.presence not in (0, last.presence):
+        return device
+    return replace(
+        device,
+        type_id=device.type_id or last.type_id,
+        type_name=device.type_name or last.type_name,
+        iommu_group=last.iommu_group if device.iommu_group is None else device.iommu_group,
+    )
+
+
+def _with_ids(function: PciFunction, last: PciFunction | None) -> PciFunction:
+    """Keep the last identity of a function whose attributes cannot be read just now."""
     if last is not None and function.gpu_uuid is None and _is_of_model(function, last):
         # Only its host's driver shows the UUID; it is the same GPU as long as it is there.
         function = replace(function, gpu_uuid=last.gpu_uuid)
@@ -292,19 +344,20 @@ def _is_of_model(function: PciFunction, last: PciFunction) -> bool:
 
 def _settle(
     state: NodeState,
-    inspected: Iterable[tuple[int, Collection[PciAddress]]],
+    inspected: Iterable[tuple[int, Collection[InspectedKey]]],
     at: float,
     *,
     failed: bool = False,
 ) -> NodeState:
     """Forget the addresses whose functions are gone for good, and plan another inspection of those that these
     inspections found incomplete, or that `failed`."""
-    inspections, functions, seen = state.host.inspections, state.host.functions, state.host.seen
-    if len(seen) != len(functions):  # every function was seen once
+    host = state.host
+    inspections, seen = host.inspections, host.seen
+    if len(seen) != len(host.functions) + len(host.mediated):  # every function was seen once
         scan = inspections.whole.outstanding
         outstanding = [*inspections.functions.values(), *([scan] if scan else [])]
         oldest = min(outstanding, default=math.inf)
-        seen = {a: s for a, s in seen.items() if a in functions or s.inspection > oldest}
+        seen = {a: s for a, s in seen.items() if known(host, a) is not None or s.inspection > oldest}
     retries = dict(inspections.retries)
     for number, addresses in inspected:
         for address in addresses:
@@ -312,8 +365,8 @@ def _settle(
             if retry is not None and retry.inspection > number:
                 continue  # a later inspection failed: a change may have come after this one
             retries.pop(address, None)
-            function = functions.get(address)
-            is_complete = function is None or _is_complete(function)
+            part = known(host, address)
+            is_complete = part is None or _is_complete(part)
             due_at = math.inf
             if failed or not is_complete:  # with growing waits, without end
                 attempt = retry.attempt + 1 if retry is not None else 0
@@ -325,7 +378,7 @@ def _settle(
     return replace(state, host=replace(state.host, seen=seen, inspections=inspections))
 
 
-def _due(inspections: Inspections, address: PciAddress, at: float) -> Inspections:
+def _due(inspections: Inspections, address: InspectedKey, at: float) -> Inspections:
     refresh = inspections.single.get(address, _NEVER)
     return inspections if refresh.due_at == at else _with(inspections, address, replace(refresh, due_at=at))
 
@@ -337,7 +390,9 @@ def _again_soon(state: NodeState, failed: InspectionFailed, at: float) -> NodeSt
     return replace(state, host=replace(state.host, inspections=replace(inspections, retries=retries)))
 
 
-def _is_complete(function: PciFunction) -> bool:
-    """Return whether nothing is missing that may still appear: every attribute was read, and a bound function has its
-    node."""
-    return function.fault is None and (not function.vfio_bound or function.has_node)
+def _is_complete(part: HostPart) -> bool:
+    """Return whether nothing is missing that may still appear: every attribute was read, a bound function has its node,
+    a mediated device its type, which comes after its last uevent."""
+    if isinstance(part, MediatedDevice):
+        return part.fault is None and part.type_id is not None and (part.driver is None or part.has_node)
+    return part.fault is None and (not part.vfio_bound or part.has_node)

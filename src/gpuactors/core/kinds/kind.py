@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Protocol
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from msgspec import Struct
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, DeviceEdits
 from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName
+from gpuactors.core.values.mediated import MediatedDevices
 from gpuactors.core.values.model import DeviceKey, Functions, Observed, PciFunction
 from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.slices import OfferedDevice
@@ -27,6 +29,8 @@ class HostFacts(Struct, frozen=True, gc=False):
     """The functions of each IOMMU group, sorted by address."""
     selectors: tuple[Selector, ...]
     """The operator's selectors, which choose the offered devices."""
+    mediated: MediatedDevices = MappingProxyType({})
+    """The mediated devices of the host, sorted by key."""
 
 
 class Act(StrEnum):

@@ -31,7 +31,6 @@ from gpuactors.core.values.model import (
     Inspections,
     Resolved,
     ResourceName,
-    function_address,
 )
 from gpuactors.core.values.owner import Named, gpu_uuid
 from gpuactors.core.values.status import Reason
@@ -150,14 +149,14 @@ def _with_models(state: NodeState, unsettled: Iterable[Named], index: Index) -> 
         kubelet=replace(state.kubelet, resolved={**state.kubelet.resolved, **seen}),
         host=replace(
             state.host,
-            inspections=ask_inspections(state.host.inspections, map(function_address, sorted({*wanted}))),
+            inspections=ask_inspections(state.host.inspections, sorted({*wanted})),
         ),
     )
 
 
 def _is_awaited(inspections: Inspections, device: DeviceKey) -> bool:
     """Return whether an inspection of the device is outstanding, or will be repeated."""
-    return function_address(device) in {*inspections.functions, *inspections.retries}
+    return device in {*inspections.functions, *inspections.retries}
 
 
 def _allocated_model(
@@ -184,7 +183,7 @@ def awaits_inspection(state: NodeState) -> bool:
     yet."""
     outstanding = state.host.inspections.functions
     return any(
-        m.inspection_requested and m.ids is None and function_address(m.key) in outstanding
+        m.inspection_requested and m.ids is None and m.key in outstanding
         for m in state.kubelet.resolved.values()
     )
 

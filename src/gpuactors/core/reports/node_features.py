@@ -40,7 +40,9 @@ def node_features(state: NodeState) -> Mapping[str, str] | None:
     devices = [index.present[key] for key in index.names]
     counts = Counter(resource.partition("/")[2] for resource in index.names.values())
     counts.update(f"{DRIVER}{device.driver or NO_DRIVER}" for device in devices)
-    has_iommu = any(d.group is not None and not d.units[0].without_iommu for d in devices)
+    has_iommu = any(
+        d.group is not None and not any(unit.without_iommu for unit in d.units[:1]) for d in devices
+    )
     labels = {name: str(count) for name, count in counts.items() if re.fullmatch(_NAME, name)}
     labels[IOMMU] = "true" if has_iommu else "false"
     return {f"{PREFIX}/{name}": labels[name] for name in sorted(labels)}

@@ -24,6 +24,7 @@ from gpuactors.core.values.model import (
     DeviceList,
     Health,
     Holder,
+    InspectedKey,
     PciAddress,
     Pod,
     ResourceName,
@@ -44,6 +45,8 @@ class PollTarget(Struct, frozen=True, gc=False):
     allocation."""
     urgent: bool = False
     """True if a call waits for it: no result of an earlier poll may replace an observation."""
+    cdevs: tuple[str, ...] = ()
+    """The names of the vfio devices of its mediated device: `vfio7`. Those of functions are found by these."""
 
 
 class PollWanted(Struct, frozen=True, gc=False):
@@ -65,8 +68,8 @@ class InspectionsWanted(Struct, frozen=True, gc=False):
 
     scan: int | None
     """The number of the full scan; None without one."""
-    functions: Mapping[PciAddress, int]
-    """The number of each function's inspection."""
+    functions: Mapping[InspectedKey, int]
+    """The number of each inspection of one function or mediated device."""
     given: frozenset[PciAddress]
     """The functions of gpuactors' resources that are allocated to pods: inspected whatever the selectors choose."""
     poll: PollWanted = NO_POLL
@@ -172,16 +175,17 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
         and ledger.asking.listed > 0
         and ledger.refresh.outstanding is None
     )
-    asked = {
-        f.address for call in state.calls.waiting.values() for units in call.seen.values() for f in units
-    }
+    seen = [item for call in state.calls.waiting.values() for item in call.seen.items()]
+    asked = {f.address for _, units in seen for f in units}
+    asked_parts = state.index.group_numbers(device for device, _ in seen if device in state.host.mediated)
+    cdevs = {d.iommu_group: d.cdevs for d in state.host.mediated.values() if d.cdevs}
     index, targets = state.index, list[PollTarget]()
     polled = index.polled
     for group in polled if state.host.polls.asked_groups is None else sorted(state.host.polls.asked_groups):
         functions = polled.get(group)
         if functions is None:
             continue
-        urgent = not asked.isdisjoint(functions)
+        urgent = group in asked_parts or not asked.isdisjoint(functions)
         # By all members: an allocated function may have lost its driver and is not polled then, but its group is still
         # the pod's.
         may_open = (
@@ -190,7 +194,7 @@ def _targets(state: NodeState) -> tuple[PollTarget, ...]:
             and group not in index.owned
             and not any(member.address in asked for member in index.groups.get(group, ()))
         )
-        targets.append(PollTarget(group, functions, may_open, urgent))
+        targets.append(PollTarget(group, functions, may_open, urgent, cdevs.get(group, ())))
     return tuple(targets)
 
 

@@ -26,17 +26,18 @@ from gpuactors.core.state.claims import Claims
 from gpuactors.core.state.domains import NO_DOMAINS, Domains
 from gpuactors.core.state.gpus import NO_GPUS, Gpus
 from gpuactors.core.state.offered import NOTHING_OFFERED, Offered
+from gpuactors.core.values.mediated import MediatedDevices
 from gpuactors.core.values.model import (
     Call,
     DeviceId,
     DeviceKey,
     DeviceList,
     Functions,
+    InspectedKey,
     Inspections,
     LastCall,
     Ledger,
     Orphan,
-    PciAddress,
     PluginState,
     Polls,
     Resolved,
@@ -57,17 +58,19 @@ class Host(Struct, frozen=True, gc=False):
     functions: Functions
     """The functions that are there, sorted by address. The mapping and each function stay the same object until an
     inspection finds something else, so that derived values need only a comparison by identity."""
-    seen: Mapping[PciAddress, Seen]
-    """The last inspection of each address. An address without a function stays as long as the result of an older
-    inspection may come back."""
-    short: Mapping[PciAddress, str]
-    """Why a function could not be inspected since, as a sentence: the daemon lacked resources, the function has no
-    fault."""
+    seen: Mapping[InspectedKey, Seen]
+    """The last inspection of each function and mediated device. The key of one that is gone stays as long as the result
+    of an older inspection may come back."""
+    short: Mapping[InspectedKey, str]
+    """Why one could not be inspected since, as a sentence: the daemon lacked resources, it has no fault."""
     scanned: bool
     """True if a first full scan has come back."""
     uevents: str
     """Why uevents are not received, as a sentence; empty while they are."""
     polls: Polls
+    mediated: MediatedDevices = field(default_factory=dict)
+    """The mediated devices that are there, sorted by key. The same objects until an inspection finds something else, as
+    `functions`."""
 
 
 class Kubelet(Struct, frozen=True, gc=False):
@@ -162,6 +165,7 @@ class NodeState(Struct, frozen=True, dict=True):
         host, kubelet, gpus, ledger = self.host, self.kubelet, self.gpus, self.kubelet.ledger
         return index(
             host.functions,
+            host.mediated,
             self.daemon.settings.selectors,
             host.polls.groups,
             host.polls.leaving,

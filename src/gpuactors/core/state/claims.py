@@ -47,6 +47,8 @@ class ClaimedGpu(Struct, frozen=True, gc=False):
     model: str = ""
     """The model of a device that no act binds (`Device.model`); empty for any other device, whose `functions` have it,
     and if unknown."""
+    group: int | None = None
+    """The IOMMU group of a mediated device, whose node its files name: it gets another one when it is made again."""
 
     @property
     def owned_keys(self) -> set[DeviceKey]:

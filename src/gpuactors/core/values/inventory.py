@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from gpuactors.core.values.model import (
     DeviceKey,
+    InspectedKey,
     Orphan,
     PciFunction,
     ResourceName,
@@ -87,6 +88,12 @@ def described(device: DeviceKey, relative: DeviceKey, *, is_part: bool) -> str:
     if is_part:
         return f"its {'virtual function' if is_pci_address(relative) else 'part'} {relative}"
     return f"its {'physical function' if is_pci_address(device) else 'parent'} {relative}"
+
+
+def inspected_keys(device: DeviceKey, units: Iterable[PciFunction]) -> tuple[InspectedKey, ...]:
+    """Return what is inspected of a device with these units (`Device.units`): its key, and the address of each."""
+    keys: tuple[InspectedKey, ...] = (device, *(unit.address for unit in units))
+    return tuple(dict.fromkeys(keys))
 
 
 def orphans_of(device: Device, orphans: Mapping[DeviceKey, Orphan]) -> list[Orphan]:

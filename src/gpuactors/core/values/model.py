@@ -27,6 +27,9 @@ PciAddress = NewType("PciAddress", str)
 DeviceKey = NewType("DeviceKey", str)
 """The key of one device of this node, everywhere. For a whole PCI function, its address."""
 
+InspectedKey = PciAddress | DeviceKey
+"""The subject of an inspection: a PCI function by its address, or a mediated device by its key."""
+
 ResourceName = NewType("ResourceName", str)
 """The full name of an extended resource: `nvidia.com/GH100_H100_SXM5_80GB`."""
 
@@ -159,7 +162,7 @@ def by_group(functions: Functions) -> Mapping[int, tuple[PciFunction, ...]]:
 
 
 class Seen(Struct, frozen=True, gc=False):
-    """The last inspection of an address, whether it found a function or none."""
+    """The last inspection of a function or mediated device, whether it was found or not."""
 
     inspection: int
     """The number of the inspection. A result with a smaller number is ignored: it may have been read before."""
@@ -185,15 +188,16 @@ class Inspections(Struct, frozen=True, gc=False):
     """The last issued number."""
     whole: Refresh
     """The full scan."""
-    single: Mapping[PciAddress, Refresh]
-    """The inspections of one function each that are outstanding, or due as the function's facts are incomplete."""
+    single: Mapping[InspectedKey, Refresh]
+    """The inspections of one function or mediated device each that are outstanding, or due as the facts are
+    incomplete."""
     scan_failures: int
-    retries: Mapping[PciAddress, Retry]
-    """The functions that are inspected again as their facts are incomplete."""
+    retries: Mapping[InspectedKey, Retry]
+    """The functions and mediated devices that are inspected again as their facts are incomplete."""
 
     @property
-    def functions(self) -> dict[PciAddress, int]:
-        """The numbers of the outstanding inspections of one function each."""
+    def functions(self) -> dict[InspectedKey, int]:
+        """The numbers of the outstanding inspections of one function or mediated device each."""
         return {a: r.outstanding for a, r in self.single.items() if r.outstanding is not None}
 
 

@@ -204,7 +204,7 @@ def test_the_device_class_and_the_definitions_are_those_that_deploy_has() -> Non
         else:
             one["metadata"].pop("labels")
     files = [DEPLOY / "examples" / "dra" / "device-class.yaml", *(CHART / "definitions").glob("*.yaml")]
-    assert normal(found) == normal([yaml.safe_load(file.read_text()) for file in files])
+    assert normal(found) == normal([one for file in files for one in yaml.safe_load_all(file.read_text())])
 
 
 def of_kinds(objects: list[Manifest], kinds: set[str]) -> list[Manifest]:

@@ -14,6 +14,7 @@ from tests.support.markdown import blocks
 INSTALL: Final = "docs/install.md"
 UPGRADE: Final = "docs/upgrade.md"
 FROM_NVIDIA: Final = "docs/from-nvidia-plugin.md"
+CLAIMS: Final = "docs/dra.md"
 
 PLAYED: Final[tuple[tuple[str, str], ...]] = (
     (INSTALL, "3. gpuactors"),
@@ -53,3 +54,9 @@ def section(text: str, heading: str) -> str:
 def commands(text: str) -> list[str]:
     """The lines of the blocks of code, without the comments after them."""
     return [line for line in (re.sub(r"(?:^|\s+)#.*", "", block) for block in blocks(text)) if line]
+
+
+def selecting_expressions(text: str) -> list[str]:
+    """The expressions of CEL about a device in the tables of a page."""
+    rows = (line for line in text.splitlines() if line.startswith("|"))
+    return [one for row in rows for one in re.findall(r"`([^`]*\bdevice\.[^`]*)`", row)]

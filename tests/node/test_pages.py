@@ -20,7 +20,16 @@ from tests.node.cluster import DEVICE_PLUGINS, NODES, kubectl
 from tests.node.daemonset import IMAGE, OTHER_IMAGE
 from tests.node.fake_host import H100_RESOURCE
 from tests.node.node import Node
-from tests.node.pages import ELSEWHERE, FROM_NVIDIA, INSTALL, UPGRADE, commands, section
+from tests.node.pages import (
+    CLAIMS,
+    ELSEWHERE,
+    FROM_NVIDIA,
+    INSTALL,
+    UPGRADE,
+    commands,
+    section,
+    selecting_expressions,
+)
 from tests.node.test_device_plugin_restarts import image_of
 from tests.support.device_plugin_grpcio import message
 from tests.support.patience import patient
@@ -152,3 +161,31 @@ def test_pages_from_top_to_bottom(node: Node, tmp_path: Path) -> None:
         node.api.merge(f"{NODES}/{node.name}", {"metadata": {"labels": {GPU_NODES: None}}})
         kubectl("uncordon", node.name)
         kubectl("delete", "-k", str(tmp_path / MINE), "--ignore-not-found", check=False)
+
+
+def test_the_api_server_takes_the_classes_and_expressions_of_each_kind(node: Node) -> None:
+    """The files of the examples and the expressions of the page, by a dry run, in which the server compiles CEL. One
+    that it refuses shows that it does."""
+    examples = DEPLOY / "examples" / "dra"
+    for name in ("device-class.yaml", "kinds.yaml", "extended-resource.yaml"):
+        printed = kubectl("apply", "--dry-run=server", "-f", str(examples / name))
+        node.said(printed)
+        documents = [one for one in yaml.safe_load_all((examples / name).read_text()) if one["kind"] != "Pod"]
+        assert all(one["metadata"]["name"] in printed for one in documents), printed
+    found = selecting_expressions((ROOT / CLAIMS).read_text(encoding="utf-8"))
+    assert len(found) >= 6, found
+    for expression in found:
+        assert "(server dry run)" in kubectl(
+            "apply", "--dry-run=server", "-f", "-", text=class_of(expression)
+        )
+    refused = kubectl(
+        "apply", "--dry-run=server", "-f", "-", text=class_of("device.attributes.x ="), check=False
+    )
+    assert "compilation failed" in refused
+
+
+def class_of(expression: str) -> str:
+    """A DeviceClass that selects by an expression."""
+    selectors = [{"cel": {"expression": expression}}]
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "tried"}}
+    return yaml.safe_dump(kind | {"spec": {"selectors": selectors}})

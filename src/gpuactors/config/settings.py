@@ -18,6 +18,7 @@ from gpuactors.core.values.model import ResourceName
 from gpuactors.core.values.names import is_label, is_subdomain, node_name_of
 from gpuactors.core.values.naming import parse_own_name
 from gpuactors.core.values.selector import Selector, full_address, parse_selector
+from gpuactors.core.values.vgpu import OwnVgpuType, parse_own_type
 from gpuactors.limits import IMEX_CHANNELS_MAX, JOURNAL_MAX_BYTES, SOCKET_PATH_MAX_BYTES
 
 from .declaration import Declaration, Described, declared
@@ -89,6 +90,19 @@ def _checked_resource_names(texts: tuple[str, ...]) -> tuple[str, ...]:
                 f"{vendor}:{device} has two names, {resource} and {min(other_names)}: leave one of them out"
             )
     return tuple(f"{vendor}:{device}={resource}" for (vendor, device), resource in dict.fromkeys(named))
+
+
+def _checked_vgpu_types(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names in their full form."""
+    named = [parse_own_type(text) for text in texts]
+    for own in named:
+        others = {o.name for o in named if (o.card, o.number) == (own.card, own.number)} - {own.name}
+        if others:
+            where = f"of {own.card} " if own.card else ""
+            raise ValueError(
+                f"type {own.number} {where}has two names, {own.name} and {min(others)}: leave one of them out"
+            )
+    return tuple(map(str, dict.fromkeys(named)))
 
 
 _DRIVER_NAME_MAX_CHARS: Final = 63
@@ -252,6 +266,18 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             must_be="PCI ids and a resource, such as 10de:2330=example.com/h100, each ids once",
             default="none",
             check=_checked_resource_names,
+        ),
+    ] = ()
+    vgpu_type: Annotated[
+        tuple[str, ...],
+        Described(
+            "Names of vGPU types by number, each `[ADDRESS/]NUMBER=NAME`: `1147=NVIDIA L40S-1Q`; with the PCI address "
+            "of a physical function for that card alone. They name a type that no list of NVIDIA's driver names, as "
+            "the card was full before gpuactors first read one. A name here comes before one of the driver.",
+            metavar="[ADDRESS/]NUMBER=NAME",
+            must_be="a number and a name, such as 1147=NVIDIA L40S-1Q, each number once for a card",
+            default="none",
+            check=_checked_vgpu_types,
         ),
     ] = ()
     uevents: Annotated[
@@ -515,6 +541,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         """`resource_name`, parsed: by vendor and device. Raises ValueError only for a Config that was not made by
         `load`."""
         return dict(map(parse_own_name, self.resource_name))
+
+    @property
+    def vgpu_types(self) -> tuple[OwnVgpuType, ...]:
+        """`vgpu_type`, parsed. Raises ValueError only for a Config that was not made by `load`."""
+        return tuple(map(parse_own_type, self.vgpu_type))
 
     @property
     def http(self) -> HttpAddress | None:

@@ -174,6 +174,7 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
         device_plugin=config.device_plugin == "on",
         hand_over=hand_over,
         strict=False,
+        vgpu_types=config.vgpu_types,
     )
 
 

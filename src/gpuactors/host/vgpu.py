@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from gpuactors.core.values.vgpu import VendorVgpu
+from gpuactors.core.values.vgpu import VGPU_TYPES, VendorVgpu
 from gpuactors.host.faults import GONE, raise_if_short
 
 TYPE: Final = "nvidia/current_vgpu_type"
@@ -20,8 +20,6 @@ CREATABLE: Final = "nvidia/creatable_vgpu_types"
 """The two attributes, below the directory of the function."""
 
 _NUMBER: Final = re.compile(rb"[0-9]{1,10}")
-_NUMBERS: Final = 1 << 32
-"""A type is an unsigned int of NVIDIA's driver (NvU32)."""
 
 _NUMBER_FIRST: Final = re.compile(r"([0-9]{1,10})\s*:\s*(\S.*)")
 """A line of the driver of vGPU 17 to 19: `1147  : NVIDIA L40S-1Q`, under the header `ID    : vGPU Name`."""
@@ -65,7 +63,7 @@ def read_vgpu(
 
 
 def _number(text: bytes) -> int | None:
-    if not _NUMBER.fullmatch(text) or (number := int(text)) >= _NUMBERS:
+    if not _NUMBER.fullmatch(text) or (number := int(text)) >= VGPU_TYPES:
         return None
     return number
 
@@ -98,7 +96,7 @@ def _type(line: str) -> tuple[int, str] | None:
         name, number = match[1], match[2]
     else:
         return None
-    return (int(number), name) if 0 < int(number) < _NUMBERS and _NAME.fullmatch(name) else None
+    return (int(number), name) if 0 < int(number) < VGPU_TYPES and _NAME.fullmatch(name) else None
 
 
 def _driver_bind(path: str) -> int:

@@ -19,7 +19,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.cdi import NO_SPECS, CdiSpecs
 from gpuactors.core.values.quote import quoted_id, quoted_name
 from gpuactors.core.values.selector import Selector
-from gpuactors.core.values.vgpu import VendorVgpu
+from gpuactors.core.values.vgpu import OwnVgpuType, VendorVgpu
 
 PciAddress = NewType("PciAddress", str)
 """A PCI address as sysfs spells it: `0000:23:00.0`, hex digits in lower case."""
@@ -771,3 +771,5 @@ class Settings(Struct, frozen=True, gc=False):
     strict: bool = True
     """True if a broken rule of `device_lists` ends the process, as in tests and simulation. In production it is logged
     as an error, and the offending entry is set aside."""
+    vgpu_types: tuple[OwnVgpuType, ...] = ()
+    """The operator's names of vGPU types."""

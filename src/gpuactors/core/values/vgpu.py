@@ -5,7 +5,16 @@ A file of its own: the functions of the host, the memory of names and the kind h
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
 from msgspec import Struct
+
+from gpuactors.core.values.selector import full_address
+
+VGPU_TYPES: Final = 1 << 32
+"""The numbers of vGPU types are below this: an unsigned int of NVIDIA's driver (NvU32). 0 is none."""
 
 
 class VendorVgpu(Struct, frozen=True, gc=False):
@@ -27,3 +36,68 @@ class VendorVgpu(Struct, frozen=True, gc=False):
     def is_typed(self) -> bool:
         """True if the function has a vGPU type."""
         return bool(self.type)
+
+
+class CardTypes(Struct, frozen=True, gc=False):
+    """The names of the vGPU types of one physical card, as the lists of its virtual functions have had them since its
+    driver was bound."""
+
+    driver_bind: int
+    """The same as `VendorVgpu.driver_bind`."""
+    names: Mapping[int, tuple[str, ...]]
+    """The name of each type, by its number. Several where the present lists of the card contradict each other: the
+    number has no name then."""
+
+
+class OwnVgpuType(Struct, frozen=True, gc=False):
+    """The operator's name of a vGPU type: `vgpu_type` of the settings."""
+
+    card: str | None
+    """The PCI address of the physical function; None for every card."""
+    number: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.card}/{self.number}={self.name}" if self.card else f"{self.number}={self.name}"
+
+
+def names_of(
+    vgpu: VendorVgpu, card: str | None, types: CardTypes | None, own: Iterable[OwnVgpuType]
+) -> tuple[str, ...]:
+    """Return the name of the function's vGPU type: the operator's, for this card before one for every card, else that
+    of the card's lists. Empty if it has no type or no name; several if the lists contradict each other.
+
+    `card` is the function's physical function, and `types` are those of this card. The types of another bind of its
+    driver say nothing: the same number may mean another type.
+    """
+    if not vgpu.type:
+        return ()
+    names = {o.card: o.name for o in own if o.number == vgpu.type and o.card in (None, card)}
+    if names:
+        return (names.get(card) or names[None],)
+    if types is None or types.driver_bind != vgpu.driver_bind:
+        return ()
+    return types.names.get(vgpu.type, ())
+
+
+_OWN: Final = re.compile(
+    r"(?:(?P<card>[0-9A-Fa-f:.]+)/)?(?P<number>[0-9]{1,10})=(?P<name>[\x20-\x7e]{1,128})"
+)
+
+
+def parse_own_type(text: str) -> OwnVgpuType:
+    """Read `[ADDRESS/]NUMBER=NAME`, the operator's name of a vGPU type. Raises ValueError with a sentence that says how
+    to write it."""
+    match = _OWN.fullmatch(text.strip())
+    card = full_address(match["card"]) if match is not None and match["card"] else None
+    if (
+        match is None
+        or (match["card"] and card is None)
+        or not 0 < int(match["number"]) < VGPU_TYPES
+        or not (name := match["name"].strip())
+    ):
+        raise ValueError(
+            f"{text!r} is not [ADDRESS/]NUMBER=NAME; write for example 1147=NVIDIA L40S-1Q, or for one card "
+            "0000:3b:00.0/1147=NVIDIA L40S-1Q"
+        )
+    return OwnVgpuType(card, int(match["number"]), name)

@@ -27,11 +27,13 @@ from gpuactors.acts.persistenced import Persistenced, PersistenceError
 from gpuactors.acts.state_lock import StateLock
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.control.served import ServedFile
+from gpuactors.control.vgpu_types import VgpuTypesJson
 from gpuactors.core.claims import cdi
 from gpuactors.core.claims.checkpoint import Checkpoint
 from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.core.values.model import PciAddress, ResourceName
+from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.host import asked, boot, imex, management, modules, nvidia, places
 from gpuactors.host.asked import AskedProgram
 from gpuactors.host.pci_ids import SHIPPED, PciIds
@@ -100,6 +102,19 @@ def test_served_resources_raise_their_own_error(tmp_path: Path) -> None:
     async def use() -> None:
         await served.write(models)
         assert await served.read() in (models, {}), "none, where there is no such file"
+
+    struck(use, {plain_files: {}}, (StateFileError,), tmp_path)
+
+
+def test_the_names_of_vgpu_types_raise_their_own_error(tmp_path: Path) -> None:
+    file, types = (
+        VgpuTypesJson(str(tmp_path), "boot"),
+        {PciAddress("0000:3b:00.0"): CardTypes(7, {1147: ("A",)})},
+    )
+
+    async def use() -> None:
+        await file.write(types)
+        assert await file.read() in (types, {}), "none, where there is no such file"
 
     struck(use, {plain_files: {}}, (StateFileError,), tmp_path)
 

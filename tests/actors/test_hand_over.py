@@ -21,7 +21,8 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, SuccessorLost
 from gpuactors.core.state import NodeState, with_waiting
 from gpuactors.core.step import initial_state, step
-from gpuactors.core.values.model import Call, CallKind, ResourceName, Role, Settings, Token
+from gpuactors.core.values.model import Call, CallKind, PciAddress, ResourceName, Role, Settings, Token
+from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.ports.errors import ControlError, ControlTakenError
 from tests.support.patience import patient
 
@@ -100,10 +101,15 @@ class Daemon:
     problems: list[str] = field(default_factory=list)
     served: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
     """What the state directory has."""
+    types: Mapping[PciAddress, CardTypes] = field(default_factory=dict)
 
     async def read(self) -> Mapping[ResourceName, frozenset[str]]:
         await trio.lowlevel.checkpoint()
         return self.served
+
+    async def read_types(self) -> Mapping[PciAddress, CardTypes]:
+        await trio.lowlevel.checkpoint()
+        return self.types
 
     @property
     def role(self) -> Role:
@@ -140,6 +146,7 @@ async def daemon(control: FakeControl, *, role: Role = Role.TAKING_OVER) -> Asyn
         running=it.running.subscribe(),
         inbox=post,
         served=it.read,
+        vgpu_types=it.read_types,
         on_problem=it.problems.append,
         on_blocked=it.problems.append,
     )

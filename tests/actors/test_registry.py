@@ -59,6 +59,7 @@ class Recorded:
             state=state or Latest(self.initial),
             role=Latest(self.initial.daemon.role),
             served=Latest(None),
+            vgpu_types=Latest(None),
         )
         replies: Replies[Answer] = Replies()
         post, inbox = trio.open_memory_channel[Event](len(self.events))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuactors.core.values.naming import env_name, parse_own_name, resource_name
+from gpuactors.core.values.naming import env_name, parse_own_name, profile_resource, resource_name
 from gpuactors.host.pci_ids import SHIPPED
 
 # k8s.io/apimachinery util/validation: IsQualifiedName, IsDNS1123Subdomain.
@@ -171,3 +171,29 @@ def test_an_own_name_that_is_taken_is_valid_for_kubelet(resource: str) -> None:
 def test_what_kubelet_would_not_take_is_said(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         parse_own_name(text)
+
+
+# --- the profiles of vGPUs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("GRID T4-1Q", "GRID_T4-1Q"),
+        ("NVIDIA A100-1-5CME\n", "NVIDIA_A100-1-5CME"),
+        ("NVIDIA RTX Pro 6000 Blackwell DC-3Q", "NVIDIA_RTX_Pro_6000_Blackwell_DC-3Q"),
+        (" NVIDIA \t H200X-1-18C ", "NVIDIA_H200X-1-18C"),
+        ("GRID v1.2 (beta)/x", "GRID_v1.2_betax"),
+        ("_-.NVIDIA-.", "NVIDIA"),
+        ("N" * 62 + "-1Q", "N" * 62),
+        ("???", "unknown"),
+    ],
+)
+def test_the_resource_of_a_profile_keeps_case_and_hyphens(profile: str, expected: str) -> None:
+    assert profile_resource("10de", profile) == f"nvidia.com/{expected}"
+    assert is_valid(profile_resource("10de", profile))
+
+
+def test_the_domain_of_a_profile_is_that_of_its_vendor() -> None:
+    assert profile_resource("8086", "i915-GVTg_V5_4") == "intel.com/i915-GVTg_V5_4"
+    assert profile_resource("1d0f", "mtty-1") == "pci-1d0f/mtty-1"

@@ -30,6 +30,8 @@ from gpuactors.control.messages import Answer, Request, line_of, request_of
 from gpuactors.control.node_view import view_of
 from gpuactors.control.served import FILE_NAME as SERVED
 from gpuactors.control.served import ServedFile
+from gpuactors.control.vgpu_types import FILE_NAME as VGPU_TYPES
+from gpuactors.control.vgpu_types import VgpuTypesJson
 from gpuactors.control.view import DaemonStatus
 from gpuactors.core.claims.checkpoint import Checkpoint, encoded
 from gpuactors.core.claims.opaque_config import API_VERSION
@@ -449,7 +451,15 @@ def _own_files(directory: Path) -> tuple[Decoder, ...]:
         (directory / SERVED).write_bytes(content)
         ServedFile(str(directory))._read()
 
+    def vgpu_types(content: bytes) -> None:
+        (directory / VGPU_TYPES).write_bytes(content)
+        VgpuTypesJson(str(directory), "boot")._read()
+
+    types = _json(
+        {"boot": "boot", "cards": {"0000:3b:00.0": {"driverBind": 7, "names": {"1147": "NVIDIA L40S-1Q"}}}}
+    )
     return (
+        Decoder("vgpu-types.json", (types,), vgpu_types, (StateFileError,)),
         Decoder("gpuactors-checkpoint.json", (_STORED, *_real_checkpoints()), _checkpoint, (StateFileError,)),
         Decoder("NVIDIA's checkpoint.json", _THEIRS, _nvidias_checkpoint, (StateFileError,)),
         Decoder("CDI file", (_CDI, _METADATA), _cdi, (StateFileError,)),

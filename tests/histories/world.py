@@ -66,7 +66,7 @@ from tests.memory.faults import Fault, Faults
 from tests.memory.host import FaultyReader, FaultyUse, MemoryUevents
 from tests.memory.journal import MemoryJournal
 from tests.memory.kubelet import memory_claims, memory_kubelet, memory_ledger
-from tests.memory.served import MemoryServed
+from tests.memory.served import MemoryServed, MemoryVgpuTypes
 from tests.support.inline_host import InlineReader, InlineUse
 
 SELECTORS: Final = (parse_selector("vendor=10de,class=03"),)
@@ -280,6 +280,7 @@ class World:
         """Where the next daemon has its control socket beside the node's."""
         self.served = MemoryServed(self.faults)
         """What a daemon reads again of what was served; in the node's directory beside kubelet's sockets as well."""
+        self.vgpu_types = MemoryVgpuTypes(self.faults)
         self.daemons: list[RunningDaemon] = []
         """Those whose process lives, oldest first."""
         self.problems: list[str] = []
@@ -855,6 +856,7 @@ class World:
             kubelet=memory_kubelet(self.transport, self.faults, daemon.name, hanging.subscribe()),
             control=memory_control(daemon.state_dir, hanging, daemon.name, self.faults, self.transport),
             served=self.served,
+            vgpu_types=self.vgpu_types,
             journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off, self._stepped),
             dra=self._dra_of(daemon, hanging),
             domains=self._domains_of(daemon, hanging),

@@ -1,6 +1,7 @@
-"""The resources that this node's daemons have served, kept in memory as a state directory keeps them.
+"""The resources that this node's daemons have served, and the names of vGPU types that they have read, kept in memory
+as a state directory keeps them.
 
-They outlive a daemon, and a reboot.
+They outlive a daemon; the resources outlive a reboot as well.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import final
 
 import trio
 
-from gpuactors.core.values.model import ResourceName
+from gpuactors.core.values.model import PciAddress, ResourceName
+from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.ports.errors import StateFileError
 from tests.memory.faults import Fault, Faults
 
@@ -34,3 +36,28 @@ class MemoryServed:
         if self._faults.lasts(Fault.NO_DESCRIPTORS):
             raise StateFileError("the resources that were served cannot be kept: no descriptor is left")
         self._served = dict(served)
+
+
+@final
+class MemoryVgpuTypes:
+    """Implements `ports.node.VgpuTypesFile`."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._cards: Mapping[PciAddress, CardTypes] = {}
+
+    def reboot(self) -> None:
+        """The file is of another boot now."""
+        self._cards = {}
+
+    async def read(self) -> Mapping[PciAddress, CardTypes]:
+        """Implement `ports.node.VgpuTypesFile.read`."""
+        await trio.lowlevel.checkpoint()
+        return self._cards
+
+    async def write(self, cards: Mapping[PciAddress, CardTypes]) -> None:
+        """Implement `ports.node.VgpuTypesFile.write`."""
+        await trio.lowlevel.checkpoint()
+        if self._faults.lasts(Fault.NO_DESCRIPTORS):
+            raise StateFileError("the names of vGPU types cannot be kept: no descriptor is left")
+        self._cards = dict(cards)

@@ -96,6 +96,7 @@ PORTS: Final[Mapping[type, type]] = {
     KubeNode: ports_kube.NodeApi,
     KubeSlices: ports_kube.SliceApi,
     served.MemoryServed: ports.ServedResources,
+    served.MemoryVgpuTypes: ports.VgpuTypesFile,
 }
 """The ports of which an actor makes requests, by what is there for them in a node in memory."""
 

@@ -23,7 +23,8 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, SuccessorLost
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import ResourceName, Role
+from gpuactors.core.values.model import PciAddress, ResourceName, Role
+from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.ports.errors import ControlBlockedError, ControlError, ControlTakenError
 from gpuactors.ports.node import Control, HeldControl
 
@@ -59,6 +60,8 @@ class HandOverPorts(Struct, frozen=True):
     served: Callable[[], Awaitable[Mapping[ResourceName, frozenset[str]]]]
     """The resources that this node's daemons have served until now. The last one may have used other resource names,
     and pods have devices under those names."""
+    vgpu_types: Callable[[], Awaitable[Mapping[PciAddress, CardTypes]]]
+    """The names of vGPU types that this node's daemons have read until now."""
     on_problem: Callable[[str], None]
     """Called with the reason why the control socket is missing at one of its places, each time the reason changes."""
     on_blocked: Callable[[str], None]
@@ -105,23 +108,21 @@ async def _take_over(ports: HandOverPorts) -> None:
     await _until(ports.ready, bool)
     # Before the request: from its answer until this daemon has registered, no GPU of the node can be allocated. Pods
     # have nothing yet of a resource that the other daemon begins to serve meanwhile.
-    before = await ports.served()
+    before = PredecessorGone("", await ports.served(), await ports.vgpu_types())
     how = await ports.control.ask()
     try:
         async with ports.control.hold(ports.state) as held:
-            await _begin_to_serve(ports, how, before)
+            await _begin_to_serve(ports, replace(before, how=how))
             await _attend(held, ports)
     except ControlTakenError:  # another daemon was quicker: send the request to that one
         await trio.sleep(limits.HAND_OVER_RETRY_S)
     except ControlError:
-        await _begin_to_serve(ports, how, before)
+        await _begin_to_serve(ports, replace(before, how=how))
         raise
 
 
-async def _begin_to_serve(
-    ports: HandOverPorts, how: str, before: Mapping[ResourceName, frozenset[str]]
-) -> None:
-    await ports.inbox.send(PredecessorGone(how, before))
+async def _begin_to_serve(ports: HandOverPorts, gone: PredecessorGone) -> None:
+    await ports.inbox.send(gone)
     await _until(ports.state, lambda state: state.daemon.role is not Role.TAKING_OVER)
 
 

@@ -36,6 +36,7 @@ from gpuactors.core.values.model import (
     Role,
     is_other_for_kubelet,
 )
+from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.ports.node import Step
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ class Cells(Struct, frozen=True):
     """The state's role: for a reader that needs nothing else of the state."""
     served: Latest[Mapping[ResourceName, frozenset[str]] | None]
     """The served resources with their models (`Published.served`); None while this daemon does not serve."""
+    vgpu_types: Latest[Mapping[PciAddress, CardTypes] | None]
+    """The names of vGPU types (`Host.vgpu_types`); None while this daemon does not serve, and without any."""
 
 
 async def run(
@@ -152,7 +155,9 @@ async def run(
                 break  # a plugin that goes and one that comes under its name are two
         cells.state.set(state)
         cells.role.set(state.daemon.role)
-        cells.served.set(state.published.served if state.daemon.role is Role.SERVING else None)
+        serves = state.daemon.role is Role.SERVING
+        cells.served.set(state.published.served if serves else None)
+        cells.vgpu_types.set(state.host.vgpu_types or None if serves else None)
         published.show(outputs)
 
     while True:

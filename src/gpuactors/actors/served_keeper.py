@@ -1,44 +1,51 @@
-"""The served keeper: writes the resources that this daemon serves, and their models, for its successor. A daemon that
-does not serve writes nothing.
+"""The served keeper: writes what this daemon knows of the resources that it serves, for its successor: their names and
+models, and in a file of its own the names of vGPU types. A daemon that does not serve writes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
 
 import trio
 
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.values.model import ResourceName
 from gpuactors.ports.errors import StateFileError
-from gpuactors.ports.node import ServedResources
 
 SERVED_RETRY_S: Final = 10.0
-"""The wait after a failed write of the file of served resources."""
+"""The wait after a failed write of the file."""
+
+_Content = TypeVar("_Content")
+_Written = TypeVar("_Written", contravariant=True)
+
+
+class _File(Protocol[_Written]):
+    """`ports.node.ServedResources`, or `ports.node.VgpuTypesFile`."""
+
+    async def write(self, content: _Written, /) -> None: ...
 
 
 async def run(
-    wanted: LatestReader[Mapping[ResourceName, frozenset[str]] | None],
-    file: ServedResources,
+    wanted: LatestReader[_Content | None],
+    file: _File[_Content],
     on_problem: Callable[[str], None],
 ) -> None:
-    """Run for ever. `wanted`: the served resources with their models; None while this daemon does not serve. A problem
-    is logged once while it lasts; meanwhile the write is retried."""
-    written: Mapping[ResourceName, frozenset[str]] | None = None
+    """Run for ever. `wanted`: the content of the file; None while this daemon does not serve. A problem is logged once
+    while it lasts; meanwhile the write is retried."""
+    written: _Content | None = None
     logged = ""
     async for _ in wanted:
-        while (served := wanted.value) != written:
-            if served is None:
+        while (content := wanted.value) != written:
+            if content is None:
                 written = None  # the serving daemon writes it
                 continue
             try:
                 with raises_only(StateFileError, "served_keeper"):
-                    await file.write(served)
+                    await file.write(content)
             except StateFileError as exc:
                 if logged != str(exc):
                     on_problem(logged := str(exc))
                 await trio.sleep(SERVED_RETRY_S)
             else:
-                written, logged = served, ""
+                written, logged = content, ""

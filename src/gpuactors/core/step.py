@@ -23,6 +23,7 @@ from gpuactors.core import events
 from gpuactors.core.deviceplugin import calls, listing, registration
 from gpuactors.core.deviceplugin.device_lists import publish
 from gpuactors.core.host import bindings, inspections, schedule, usage
+from gpuactors.core.host.vgpu_names import remembered
 from gpuactors.core.kinds.presence import NO_GPU_HERE
 from gpuactors.core.ledger import ledger
 from gpuactors.core.ledger.identity import resolved, with_ancestors
@@ -42,7 +43,17 @@ from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.values.domain import DomainSettings
 from gpuactors.core.values.effects import Effect, Field, Level, Log, Reply
 from gpuactors.core.values.mediated import HostPart, key_of_part
-from gpuactors.core.values.model import Call, InspectedKey, PluginState, ResourceName, Role, Settings, Token
+from gpuactors.core.values.model import (
+    Call,
+    InspectedKey,
+    PciAddress,
+    PluginState,
+    ResourceName,
+    Role,
+    Settings,
+    Token,
+)
+from gpuactors.core.values.vgpu import CardTypes
 
 CALL_SETTLE_S: Final = 1.0
 """How long a resource's list keeps the devices of an answered call: kubelet 1.36 panics (nil pointer) if a device
@@ -64,9 +75,11 @@ def initial_state(
     claim_settings: ClaimSettings | None = None,
     domain_settings: DomainSettings | None = None,
     gpu_settings: GpuSettings | None = None,
+    vgpu_types: Mapping[PciAddress, CardTypes] = MappingProxyType({}),
 ) -> NodeState:
-    """Return the state at start: it knows only the resources that an earlier daemon `served`, with their models. A full
-    scan and a read of kubelet's ledger are requested, and a read of the checkpoint if claims are served."""
+    """Return the state at start: it knows only the resources that an earlier daemon `served`, with their models, and
+    the names of vGPU types that one has read. A full scan and a read of kubelet's ledger are requested, and a read of
+    the checkpoint if claims are served."""
     wanted = inspections.first_inspections()
     state = NodeState(
         host=Host(
@@ -77,6 +90,7 @@ def initial_state(
             scanned=False,
             uevents="not received yet",
             polls=usage.first_polls(),
+            vgpu_types=dict(vgpu_types),
         ),
         kubelet=Kubelet(
             socket=None,
@@ -394,7 +408,7 @@ def _damaged(before: NodeState, damaged: str) -> list[Effect]:
 
 def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> Stepped:
     match event:
-        case events.daemon.PredecessorGone(how, before):
+        case events.daemon.PredecessorGone(how, before, types):
             if state.daemon.role is Role.SERVING:
                 return state, []
             # The predecessor's last grants are only in kubelet's ledger.
@@ -405,6 +419,7 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
             state = replace(
                 state,
                 daemon=replace(state.daemon, role=Role.SERVING),
+                host=replace(state.host, vgpu_types=remembered(state.host.vgpu_types, types)),
                 kubelet=replace(state.kubelet, ledger=unread),
                 published=replace(state.published, served=served),
             )

@@ -44,6 +44,7 @@ from gpuactors.control.about import About
 from gpuactors.control.path import node_socket_path, path_problem
 from gpuactors.control.served import ServedFile
 from gpuactors.control.unix import UnixControl
+from gpuactors.control.vgpu_types import VgpuTypesJson
 from gpuactors.core.deviceplugin.device_lists import is_ready
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import ShutdownRequested
@@ -53,10 +54,12 @@ from gpuactors.core.reports.snapshot import asks_more, project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.effects import Answer, Level, Log
-from gpuactors.core.values.model import ResourceName, Role, Settings
+from gpuactors.core.values.model import PciAddress, ResourceName, Role, Settings
+from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.daemon import startup_checks
 from gpuactors.daemon.about import about, node_of
 from gpuactors.grpc_trio import Owner
+from gpuactors.host.boot import boot_id
 from gpuactors.host.cdi import CdiFiles
 from gpuactors.host.mdev import PartsReader
 from gpuactors.host.pci_ids import PciIds
@@ -70,7 +73,7 @@ from gpuactors.kubelet.dialled import served_endpoints
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.kubelet.ledger import KubeletLedger
 from gpuactors.observe.journal import DIRECTORY, FileJournal, Origin
-from gpuactors.ports.errors import StateFileError
+from gpuactors.ports.errors import HostError, StateFileError
 from gpuactors.ports.node import (
     CdiReader,
     Control,
@@ -84,6 +87,7 @@ from gpuactors.ports.node import (
     ServedResources,
     Step,
     UseReader,
+    VgpuTypesFile,
 )
 from gpuactors.process import startup_signals
 from gpuactors.process.logger import get_logger
@@ -145,6 +149,8 @@ class Outside(Struct, frozen=True):
     journal: Journal | None = None
     served: ServedResources | None = None
     """None: a new daemon does not know the names that the last one served."""
+    vgpu_types: VgpuTypesFile | None = None
+    """None: a new daemon does not know the names of vGPU types that the last one has read."""
     dra: DraOutside | None = None
     """None: GPUs are not offered as claims."""
     domains: DomainsOutside | None = None
@@ -216,6 +222,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         control=control,
         journal=journal,
         served=_served_of(config, state_dir),
+        vgpu_types=_vgpu_types_of(config, state_dir),
         dra=of_gpus,
         domains=of_domains,
         http=_http_of(config, (kubelet, *dict.fromkeys(reached)), journal)
@@ -272,6 +279,17 @@ def _control_of(
 def _served_of(config: Config, state_dir: str | None) -> ServedFile:
     nodes = os.path.dirname(node_socket_path(str(config.device_plugin_dir)))
     return ServedFile(*filter(None, (nodes, state_dir)))
+
+
+def _vgpu_types_of(config: Config, state_dir: str | None) -> VgpuTypesFile | None:
+    """Make the file of the names of vGPU types; None without a state directory, and where no boot of the host is
+    known."""
+    try:
+        boot = boot_id(HostRoot(str(config.host_root)))
+    except HostError as exc:
+        _vgpu_types_unkept(str(exc))
+        return None
+    return VgpuTypesJson(state_dir, boot) if state_dir is not None else None
 
 
 def _usable_state_dir(config: Config) -> str | None:
@@ -367,7 +385,12 @@ async def run_daemon(
     gpu_settings = outside.dra.gpus if outside.dra is not None else None
     domain_settings = outside.domains.settings if outside.domains is not None else None
     state = initial_state(
-        settings, await _served_before(outside), claim_settings, domain_settings, gpu_settings
+        settings,
+        await _served_before(outside),
+        claim_settings,
+        domain_settings,
+        gpu_settings,
+        await _vgpu_types_before(outside),
     )
     outputs = project(state)
     # The worst case of the inbox is in limits.py. Producers wait when it is full, the registry never sends.
@@ -383,6 +406,7 @@ async def run_daemon(
         state=Latest(state),
         role=Latest(state.daemon.role),
         served=Latest(None),
+        vgpu_types=Latest(None),
     )
     http = outside.http
     ended = http.meter.called if http is not None else None
@@ -478,6 +502,7 @@ async def run_daemon(
                 running=running.subscribe(),
                 inbox=post,
                 served=lambda: _served_before(outside),
+                vgpu_types=lambda: _vgpu_types_before(outside),
                 on_problem=lambda reason: log.warning("control.unavailable", reason=reason),
                 on_blocked=lambda reason: log.warning("hand_over.blocked", reason=reason),
             )
@@ -486,6 +511,11 @@ async def run_daemon(
             nursery.start_soon(_log_serving, cells.state.subscribe(), log_line or write_log)
         if (file := outside.served) is not None:
             actor("served_keeper", lambda: served_keeper.run(cells.served.subscribe(), file, _served_unkept))
+        if (types := outside.vgpu_types) is not None:
+            actor(
+                "vgpu_keeper",
+                lambda: served_keeper.run(cells.vgpu_types.subscribe(), types, _vgpu_types_unkept),
+            )
         task_status.started(Daemon(cells.state.subscribe(), lambda: nursery.start_soon(stop)))
 
 
@@ -514,6 +544,20 @@ async def _served_before(outside: Outside) -> Mapping[ResourceName, frozenset[st
     except StateFileError as exc:
         _served_unkept(str(exc))
         return {}
+
+
+async def _vgpu_types_before(outside: Outside) -> Mapping[PciAddress, CardTypes]:
+    """Read the names of vGPU types that this node's daemons have read until now."""
+    try:
+        with raises_only(StateFileError, "vgpu_keeper"):
+            return await outside.vgpu_types.read() if outside.vgpu_types is not None else {}
+    except StateFileError as exc:
+        _vgpu_types_unkept(str(exc))
+        return {}
+
+
+def _vgpu_types_unkept(reason: str) -> None:
+    log.warning("vgpu_types.unkept", reason=reason)
 
 
 def _served_unkept(reason: str) -> None:

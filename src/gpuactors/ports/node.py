@@ -38,6 +38,7 @@ from gpuactors.core.values.model import (
     RunningKubelet,
     SeenPods,
 )
+from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.ports.errors import HostError, KubeletError
 
 InspectionResults: TypeAlias = Mapping[InspectedKey, tuple[HostPart, ...] | HostError]
@@ -322,6 +323,17 @@ class ServedResources(Protocol):
 
     async def write(self, served: Mapping[ResourceName, frozenset[str]]) -> None:
         """Replace the stored resources by these. Raises `StateFileError`."""
+
+
+class VgpuTypesFile(Protocol):
+    """The names of the vGPU types of each physical card, kept from one daemon of this boot to the next."""
+
+    async def read(self) -> Mapping[PciAddress, CardTypes]:
+        """Return the names that this node's daemons have read in this boot; none if there was none. Raises
+        `StateFileError`, also where the disk does not answer in time."""
+
+    async def write(self, cards: Mapping[PciAddress, CardTypes]) -> None:
+        """Replace the stored names by these. Raises `StateFileError`."""
 
 
 class FeatureFile(Protocol):

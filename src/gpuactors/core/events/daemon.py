@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from gpuactors.core.values.model import ResourceName
+from gpuactors.core.values.model import PciAddress, ResourceName
+from gpuactors.core.values.vgpu import CardTypes
 
 
 class Ticked(Struct, frozen=True, gc=False):
@@ -24,6 +25,8 @@ class PredecessorGone(Struct, frozen=True, gc=False):
     served: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
     """The resources that this node's daemons have served, with the models of each, as their file lists them now. The
     last serving daemon, which may have started later than this one, is among them."""
+    vgpu_types: Mapping[PciAddress, CardTypes] = field(default_factory=dict)
+    """The names of vGPU types that this node's daemons have read in this boot, as their file has them now."""
 
 
 class HandOverRequested(Struct, frozen=True, gc=False):

@@ -30,6 +30,7 @@ from gpuactors.core.events.host import (
     InspectionFailed,
     ScanFailed,
 )
+from gpuactors.core.host.vgpu_names import learned
 from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import Host, NodeState
 from gpuactors.core.values.mediated import HostPart, MediatedDevice
@@ -282,9 +283,11 @@ def _with_changed(host: Host, changed: Mapping[InspectedKey, HostPart | None]) -
     """Return the host with these functions and mediated devices; None: it is gone."""
     functions = {PciAddress(k): part for k, part in changed.items() if not isinstance(part, MediatedDevice)}
     mediated = {DeviceKey(k): part for k, part in changed.items() if not isinstance(part, PciFunction)}
-    return replace(
+    after = replace(
         host, functions=_updated(host.functions, functions), mediated=_updated(host.mediated, mediated)
     )
+    types = learned(host.vgpu_types, after.functions, functions.values())
+    return replace(after, vgpu_types=types)
 
 
 def _updated(known: Mapping[_K, _V], changed: Mapping[_K, _V | None]) -> Mapping[_K, _V]:

@@ -38,6 +38,7 @@ from gpuactors.core.values.model import (
     LastCall,
     Ledger,
     Orphan,
+    PciAddress,
     PluginState,
     Polls,
     Resolved,
@@ -49,6 +50,7 @@ from gpuactors.core.values.model import (
     Transition,
 )
 from gpuactors.core.values.status import Assessment, Holding
+from gpuactors.core.values.vgpu import CardTypes
 
 
 class Host(Struct, frozen=True, gc=False):
@@ -71,6 +73,9 @@ class Host(Struct, frozen=True, gc=False):
     mediated: MediatedDevices = field(default_factory=dict)
     """The mediated devices that are there, sorted by key. The same objects until an inspection finds something else, as
     `functions`."""
+    vgpu_types: Mapping[PciAddress, CardTypes] = field(default_factory=dict)
+    """The names of the vGPU types of each physical card, by the physical function's address; see
+    `host/vgpu_names.py`."""
 
 
 class Kubelet(Struct, frozen=True, gc=False):

@@ -37,6 +37,9 @@ _QUOTA: Final = "requests."
 # Go's \s, which is ASCII and leaves out the vertical tab.
 _SPACES = re.compile(r"[\t\n\f\r ]+")
 _DROPPED = re.compile(r"[^A-Z0-9_]+")
+_NOT_IN_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+_NOT_AT_END: Final = "_.-"
+"""Kubelet wants a letter or digit at both ends (`_product`)."""
 
 
 @lru_cache(maxsize=4096)
@@ -57,6 +60,17 @@ def virtual_name(resource: ResourceName) -> ResourceName:
     domain, _, name = resource.partition("/")
     kept = name[: RESOURCE_NAME_MAX_CHARS - len(_VIRTUAL)].rstrip("_")
     return ResourceName(f"{domain}/{kept}{_VIRTUAL}")
+
+
+def profile_resource(vendor: str, profile: str) -> ResourceName:
+    """Return the extended resource of the vGPUs of one profile: `nvidia.com/NVIDIA_L40S-1Q`.
+
+    The name is that of NVIDIA's kubevirt-gpu-device-plugin (pkg/device_plugin/device_plugin.go) and of KubeVirt
+    (mediated_device.go): white space becomes `_`, and case, `-` and `.` are kept. Always a name that kubelet accepts.
+    """
+    domain = DOMAINS.get(vendor.lower()) or f"pci-{_hex_digits(vendor)}"
+    name = _NOT_IN_NAME.sub("", _SPACES.sub("_", profile.strip())).lstrip(_NOT_AT_END)
+    return ResourceName(f"{domain}/{name[:RESOURCE_NAME_MAX_CHARS].rstrip(_NOT_AT_END) or 'unknown'}")
 
 
 def parse_own_name(text: str) -> tuple[tuple[str, str], ResourceName]:

@@ -38,6 +38,9 @@ DOMAINS_EVERY: Final = 8
 ADMINISTRATORS_EVERY: Final = 8
 """The same of nodes with claims that a second administrator touches."""
 
+PARTS_EVERY: Final = 8
+"""The same of nodes with cards that can have virtual functions."""
+
 INTERRUPTED: Final = 130
 """The exit code of a process that SIGINT has ended, as a shell has it."""
 
@@ -65,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.claims_every,
         options.domains_every,
         options.administrators_every,
+        options.parts_every,
     )
     size = f"{options.histories} histories" if options.histories is not None else f"{options.minutes:g} min"
     print(f"Seed {seed}, {plan.workers} processes, {size}.", flush=True)
@@ -117,6 +121,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="one node in so many has claims and a second administrator; 0: none "
         f"(default: {ADMINISTRATORS_EVERY})",
+    )
+    parser.add_argument(
+        "--parts-every",
+        type=int,
+        default=PARTS_EVERY,
+        metavar="N",
+        help="one node in so many has cards that can have virtual functions; 0: none, else 3 or more "
+        f"(default: {PARTS_EVERY})",
     )
     parser.add_argument(
         "--script",

@@ -182,6 +182,7 @@ class Answers:
             and world.tree.holder_of(spec.group) is None
             and world.is_viable(spec.group)
             and world.is_bound(card)
+            and world.can_be_opened(card)
         )
 
     def _unowned(self, call: AllocateAsked) -> set[str]:

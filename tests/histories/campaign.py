@@ -82,6 +82,8 @@ class Plan:
     """The same of compute domains."""
     administrators_every: int = 0
     """The same of claims and a second administrator."""
+    parts_every: int = 0
+    """The same of cards that can have virtual functions."""
 
     @property
     def played(self) -> tuple[Serves, ...]:
@@ -91,6 +93,7 @@ class Plan:
             Serves.CLAIMS: self.claims_every,
             Serves.DOMAINS: self.domains_every,
             Serves.ADMINISTRATORS: self.administrators_every,
+            Serves.PARTS: self.parts_every,
         }
         return tuple(of for of, number in every.items() if number)
 
@@ -114,11 +117,14 @@ def play_part(plan: Plan, part: int, on_played: Callable[[Played], bool]) -> Non
 
 
 def _numbered(plan: Plan, part: int) -> Iterator[tuple[Serves, int]]:
-    """A worker's histories. Those with compute domains, and those with a second administrator, have numbers of their
-    own, so that without them the others are the same ones."""
-    turns, numbers = itertools.count(1), itertools.count()
+    """A worker's histories. Those with compute domains, with a second administrator, and with parts of cards have
+    numbers of their own, so that without them the others are the same ones."""
+    turns, numbers, parts = itertools.count(1), itertools.count(), itertools.count()
     others, theirs = itertools.count(), itertools.count()
     for turn in turns:
+        if plan.parts_every and turn % plan.parts_every == plan.parts_every - 2:
+            yield Serves.PARTS, part + plan.workers * next(parts)
+            continue
         if plan.domains_every and turn % plan.domains_every == 0:
             yield Serves.DOMAINS, part + plan.workers * next(others)
             continue

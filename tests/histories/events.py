@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final
 
-from tests.histories import administrator_events, domain_events
+from tests.histories import administrator_events, domain_events, part_events
 from tests.histories.administrator import ADMINISTERED
 from tests.histories.administrator_events import ADMINISTRATOR_KINDS
 from tests.histories.claim_events import BESIDE, CLAIM_KINDS, OF_ANY_DRIVER
@@ -22,7 +22,9 @@ from tests.histories.ledger_events import LEDGER_KINDS
 from tests.histories.move_events import MOVE_KINDS
 from tests.histories.node_events import NODE_KINDS
 from tests.histories.other_plugin_events import NEIGHBOUR_KINDS
+from tests.histories.part_events import PART_KINDS
 from tests.histories.script import Script, ScriptError
+from tests.histories.world import PARTS
 
 KINDS: Final[dict[str, Kind]] = {
     kind.name: kind
@@ -38,6 +40,7 @@ KINDS: Final[dict[str, Kind]] = {
         *MOVE_KINDS,
         *DOMAIN_KINDS,
         *ADMINISTRATOR_KINDS,
+        *PART_KINDS,
     )
 }
 """By name, in a fixed order."""
@@ -55,10 +58,15 @@ OF_DOMAINS: Final[frozenset[str]] = frozenset(kind.name for kind in DOMAIN_KINDS
 OF_ADMINISTRATORS: Final[frozenset[str]] = frozenset(kind.name for kind in ADMINISTRATOR_KINDS)
 """Only on a node with claims and a second administrator (`--administrators-every`)."""
 
+OF_PARTS: Final[frozenset[str]] = frozenset(kind.name for kind in PART_KINDS)
+"""Only on a node with cards that can have virtual functions (`--parts-every`)."""
+
 DRAWN: Final[dict[str, Kind]] = {
     kind.name: kind
     for kind in that_can_happen(
-        k for k in KINDS.values() if k.name not in NOT_DRAWN | OF_CLAIMS | OF_DOMAINS | OF_ADMINISTRATORS
+        k
+        for k in KINDS.values()
+        if k.name not in NOT_DRAWN | OF_CLAIMS | OF_DOMAINS | OF_ADMINISTRATORS | OF_PARTS
     )
 }
 """The events that campaigns draw from, on a node that has neither claims of GPUs nor compute domains."""
@@ -91,6 +99,14 @@ DRAWN_WITH_ADMINISTRATORS: Final[dict[str, Kind]] = {
 }
 """The same on a node with claims of GPUs and a second administrator."""
 
+DRAWN_WITH_PARTS: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k for k in KINDS.values() if k.name in {*part_events.BESIDE, *OF_PARTS} and k.name not in NOT_DRAWN
+    )
+}
+"""The same on a node with cards that can have virtual functions."""
+
 Pair = tuple[str, str]
 
 
@@ -103,6 +119,7 @@ PAIRS: Final = pairs_of(DRAWN)
 PAIRS_WITH_CLAIMS: Final = pairs_of(DRAWN_WITH_CLAIMS)
 PAIRS_WITH_DOMAINS: Final = pairs_of(DRAWN_WITH_DOMAINS)
 PAIRS_WITH_ADMINISTRATORS: Final = pairs_of(DRAWN_WITH_ADMINISTRATORS)
+PAIRS_WITH_PARTS: Final = pairs_of(DRAWN_WITH_PARTS)
 
 
 class Serves(StrEnum):
@@ -112,6 +129,7 @@ class Serves(StrEnum):
     CLAIMS = "with claims"
     DOMAINS = "with compute domains"
     ADMINISTRATORS = "with claims and a second administrator"
+    PARTS = "with parts of cards"
 
     @property
     def bit(self) -> int:
@@ -121,6 +139,7 @@ class Serves(StrEnum):
             Serves.CLAIMS: CLAIMS,
             Serves.DOMAINS: DOMAINS,
             Serves.ADMINISTRATORS: CLAIMS | ADMINISTERED,
+            Serves.PARTS: PARTS,
         }[self]
 
     @property
@@ -131,6 +150,7 @@ class Serves(StrEnum):
             Serves.CLAIMS: DRAWN_WITH_CLAIMS,
             Serves.DOMAINS: DRAWN_WITH_DOMAINS,
             Serves.ADMINISTRATORS: DRAWN_WITH_ADMINISTRATORS,
+            Serves.PARTS: DRAWN_WITH_PARTS,
         }[self]
 
     @property
@@ -141,12 +161,13 @@ class Serves(StrEnum):
             Serves.CLAIMS: PAIRS_WITH_CLAIMS,
             Serves.DOMAINS: PAIRS_WITH_DOMAINS,
             Serves.ADMINISTRATORS: PAIRS_WITH_ADMINISTRATORS,
+            Serves.PARTS: PAIRS_WITH_PARTS,
         }[self]
 
 
 def serves(seed: int) -> Serves:
     """By the seed of a history."""
-    kinds = (Serves.ADMINISTRATORS, Serves.CLAIMS, Serves.DOMAINS)
+    kinds = (Serves.ADMINISTRATORS, Serves.CLAIMS, Serves.DOMAINS, Serves.PARTS)
     return next((kind for kind in kinds if seed & kind.bit == kind.bit), Serves.PLUGIN)
 
 

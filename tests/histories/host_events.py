@@ -64,7 +64,7 @@ def _has_companion(world: World, slot: int) -> bool:
 
 
 def _disturb(world: World, slot: int) -> None:
-    world.disturbed.update((world.address(slot), world.address(slot, SECOND)))
+    world.disturbed.update((world.address(slot), world.address(slot, SECOND), *world.parts_of(slot)))
 
 
 def _plug(device: str, driver: str | None) -> Act:

@@ -18,6 +18,7 @@ from tests.histories.administrator import UNBINDS
 from tests.histories.group_events import COMES, IS_BOUND
 from tests.histories.move_events import PULLED, SWAPPED
 from tests.histories.other_plugin_events import SECOND_PLUGIN
+from tests.histories.part_events import CHANGED_BY, OPENED
 from tests.histories.world import OLDER_POD, UNTOLD
 from tests.memory.faults import Fault, PlannedCrashError
 
@@ -57,6 +58,7 @@ _STOPS: Final = (
 _HELD: Final = (
     "an external process opens a card",
     "an external process opens only a group",
+    OPENED,
     "a pod is force-deleted",
     "a pod is force-deleted and dies late",
     "the ledger file is damaged",  # kubelet loses its ledger
@@ -89,6 +91,7 @@ _CHANGED: Final = (
     *UNTOLD,
     "plug a second card into the group",
     "both cards of a group are released",
+    *CHANGED_BY,
     "an attribute turns unreadable",
     "the node reboots",
     "a card comes back in another group",
@@ -119,6 +122,10 @@ _EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
     Cause.NOT_BOUND: _CHANGED,
     Cause.NOT_SELECTED: _CHANGED,
     Cause.NO_IOMMU_GROUP: _CHANGED,
+    Cause.VIRTUAL_FUNCTIONS: _CHANGED,
+    Cause.VIRTUAL_FUNCTION: _CHANGED,
+    Cause.PHYSICAL_FUNCTION_NOT_READY: _CHANGED,
+    Cause.PHYSICAL_FUNCTION_ON_VFIO: _CHANGED,
     Cause.GROUP_NOT_VIABLE: _CHANGED,
     Cause.RESERVED_REGION: _CHANGED,
     Cause.NODE_MISSING: _CHANGED,

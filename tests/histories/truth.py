@@ -112,7 +112,8 @@ def expected(world: World) -> Lists:
     Given to a pod by a resource of gpuactors: listed by the name and ID it was given by, Healthy if it is on vfio-pci
     and the model that it was, whatever other owners name it and whatever is selected now. Else, if it is selected and
     on vfio-pci: listed, and Healthy if a virtual machine could open it: no pod has it or another card of its group, no
-    process holds the group, and no function of the group is on a host driver. Being unbound or unplugged while a
+    process holds the group, no function of the group is on a host driver, and SR-IOV does not keep it
+    (`World.can_be_opened`). Being unbound or unplugged while a
     process has it open: listed, Unhealthy. An ID of gpuactors that means no card: listed, Unhealthy, as long as a pod
     has it."""
     given = given_by_us(world)
@@ -124,15 +125,15 @@ def expected(world: World) -> Lists:
     unsure = _unsure(world, given) | doubtful
     lists: Lists = {}
     for address, spec in world.tree.functions.items():
-        bound, waiting = world.is_bound(address), world.tree.is_waiting(address)
+        bound, waiting = world.is_bound(address), world.tree.waits_for_holder(address)
         if spec.class_code != GPU_CLASS:
             continue
         if not (bound or waiting):
             if spec.group is not None and world.is_taken_for_open(spec.group):
-                lists.setdefault(world.resource(spec.device), {})[address] = ANY
+                lists.setdefault(world.resource_of(address), {})[address] = ANY
             continue
         assert spec.group is not None
-        own = world.resource(spec.device)
+        own = world.resource_of(address)
         names = {(g.resource, g.device) for g in given if g.card == address}
         for resource, device in names:
             healthy = bound and world.model_of(resource) == spec.device
@@ -142,6 +143,7 @@ def expected(world: World) -> Lists:
                 owned.isdisjoint(world.tree.group_members(spec.group))
                 and world.tree.holder_of(spec.group) is None
                 and world.is_viable(spec.group)
+                and world.can_be_opened(address)
             )
             renamed = any(world.model_of(resource) == spec.device for resource, _ in names)
             free = HEALTHY if bound and openable else UNHEALTHY

@@ -45,6 +45,7 @@ from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import Holders
 from gpuactors.ports.claims import ClaimsKubelet
 from gpuactors.ports.node import Step
+from gpuactors_simulation.host.kernel import NVIDIA
 from gpuactors_simulation.host.pod_cgroups import CgroupTree
 from gpuactors_simulation.host.tree import HostTree, PciSpec
 from gpuactors_simulation.host.uevents import Uevent
@@ -89,6 +90,22 @@ OTHER_PCI_IDS: Final = "10de  NVIDIA Corporation\n\t20b0  A100\n\t2330  H100\n"
 
 MODEL: Final = "2330"
 GPU_CLASS: Final = "030200"
+
+VFIO: Final = "vfio-pci"
+
+PARTS: Final = 1 << 36
+"""The bit of a history's seed by which two of its cards can have virtual functions."""
+
+PARTS_OF_CARD: Final = 2
+_PART_DEVICES: Final = {3: "2331", 4: MODEL}
+"""The device id of the virtual functions of the cards that can have them, by place: that of NVIDIA's may be the card's
+own (`lspci` of an L40S)."""
+
+_PART_GROUPS: Final = 40
+PART_RESOURCES: Final = ("nvidia.com/2331", "nvidia.com/2330_VF")
+"""The resources of virtual functions: with the ids of their physical one they have a suffix."""
+
+PART_PID: Final = 91_000
 
 PLATFORM_DEVICE: Final = "INTC1055:00"
 """A platform device that may be in a card's group."""
@@ -177,7 +194,8 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
     and whether PreStartContainer is required (not in one of 16). With the bit CLAIMS the daemon serves claims as well:
     there are two cards more, which the boot has put on their host's driver, each with a companion; and in one of four
     the API server drops taints. With the bit ADMINISTERED beside it the node has a second administrator. With the bit
-    DOMAINS it has compute domains instead.
+    DOMAINS it has compute domains instead. With the bit PARTS two cards more, on NVIDIA's driver, can have virtual
+    functions; those of the second one share an IOMMU group if the fifth bit is set.
     """
     tree = HostTree(root, cdev=seed & 4 != 0, waits_silently=seed & 12 == 8)
     transport = MemoryTransport(trace.carried)
@@ -198,9 +216,13 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
         world = World(root, tree, transport, kubelet, nursery, trace, HOLDERS[seed % len(HOLDERS)])
         world.pre_start_gate = seed // 64 % 16 != 5
         held_back.append(world)
+        world.has_parts = seed & PARTS != 0
+        world.parts_share_group = seed & 16 != 0
         if not isinstance(dra, ClaimsNode):
             for slot in range(3):
-                tree.plug(world.card(slot, MODEL, "vfio-pci"))
+                tree.plug(world.card(slot, MODEL, VFIO))
+            for slot in _PART_DEVICES if world.has_parts else ():
+                tree.plug(world.card(slot, MODEL, NVIDIA))
         if dra is not None:
             world.join(dra, prebound_companion=seed & 256 != 0)
         await kubelet.start()
@@ -332,6 +354,11 @@ class World:
         self.other_driver = OtherDriver()
         self.others = 0
         """How many pods other plugins have had."""
+        self.has_parts = False
+        """Cards can have virtual functions."""
+        self.parts_share_group = False
+        self.part_holders: set[int] = set()
+        """Cards of which an external process has a virtual function open."""
         self.broken: dict[tuple[str, str], bytes] = {}
         """Attributes that cannot be read, with their content: by address and name."""
         self.disturbed: set[str] = set()
@@ -443,7 +470,33 @@ class World:
 
     def card(self, slot: int, device: str, driver: str | None) -> PciSpec:
         """A card to plug in."""
-        return PciSpec(self.address(slot), "10de", device, GPU_CLASS, self.group(slot), driver=driver)
+        spec = PciSpec(self.address(slot), "10de", device, GPU_CLASS, self.group(slot), driver=driver)
+        if not self.has_parts or (of_parts := _PART_DEVICES.get(slot % CARDS)) is None:
+            return spec
+        return replace(
+            spec,
+            total_vfs=PARTS_OF_CARD,
+            vf_device=of_parts,
+            vf_group=_PART_GROUPS + PARTS_OF_CARD * (slot % CARDS),
+            vfs_share_group=self.parts_share_group and of_parts == MODEL,
+        )
+
+    def parts_of(self, slot: int) -> tuple[str, ...]:
+        """The addresses of a card's virtual functions."""
+        address = self.address(slot)
+        return self.tree.virtual_functions(address) if address in self.tree.functions else ()
+
+    def disturb_parts(self, slot: int) -> None:
+        """The card and its virtual functions are not as they should be."""
+        self.disturbed.update((self.address(slot), *self.parts_of(slot)))
+
+    def can_be_opened(self, address: str) -> bool:
+        """SR-IOV does not keep the function from virtual machines: it has no virtual ones, or is one itself whose
+        physical one is on its host's driver, which wants no token."""
+        physical = self.tree.physical_function(address)
+        if physical is None:
+            return not self.tree.virtual_functions(address)
+        return self.tree.driver_of(physical) not in (None, VFIO)
 
     def plug_beside(self, slot: int) -> None:
         """A second card comes into a card's group."""
@@ -521,7 +574,7 @@ class World:
 
     def waiting(self) -> list[str]:
         """Functions whose unbind or unplug waits for their holder."""
-        return [address for address in self.tree.functions if self.tree.is_waiting(address)]
+        return [address for address in self.tree.functions if self.tree.waits_for_holder(address)]
 
     def given(self) -> dict[str, str]:
         """Card → pod, as kubelet's ledger has it for our resources."""
@@ -600,13 +653,20 @@ class World:
         """The resource of a model, as the daemon that serves names it."""
         return self.options.names[model]
 
+    def resource_of(self, address: str) -> str:
+        """The resource of a function, as the daemon that serves names it."""
+        if self.tree.physical_function(address) is None:
+            return self.resource(self.tree.functions[address].device)
+        return PART_RESOURCES[list(_PART_DEVICES).index(int(address[5:7], 16) - 1)]
+
     def is_ours(self, resource: str) -> bool:
         """It is a name that a daemon of gpuactors makes."""
-        return resource in {*MODELS.values(), *RENAMED.values()}
+        return resource in {*MODELS.values(), *RENAMED.values(), *PART_RESOURCES}
 
     def model_of(self, resource: str) -> str:
         """The model that a resource of gpuactors is made for. Raises `KeyError`."""
-        return {name: model for names in (RENAMED, MODELS) for model, name in names.items()}[resource]
+        models = {name: model for names in (RENAMED, MODELS) for model, name in names.items()}
+        return {**models, **dict(zip(PART_RESOURCES, _PART_DEVICES.values(), strict=True))}[resource]
 
     def meaning(self, resource: str, device: str) -> str | None:
         """The card that an ID in kubelet's ledger means; None if none."""
@@ -689,6 +749,13 @@ class World:
         for card in list(self.external):
             self.tree.kill(EXTERNAL_PID + card)
         self.external.clear()
+        for card in self.part_holders:
+            self.tree.kill(PART_PID + card)
+        self.part_holders.clear()
+        for slot in range(CARDS):
+            if self.parts_of(slot):
+                self.disturb_parts(slot)
+                self.tree.virtualize(self.address(slot), 0)
         if self.dra is not None:
             self.dra.power_cut()
         functions = [(a, spec, self._driver_of_boot(a)) for a, spec in self.tree.functions.items()]

@@ -70,6 +70,8 @@ class PciSpec(Struct, frozen=True):
     """How many virtual functions it can have; 0 of a function without SR-IOV."""
     vf_device: str | None = None
     """The device id of its virtual functions (`sriov_vf_device`); None if they have its own."""
+    vf_group: int | None = None
+    """The IOMMU group of its first virtual function; None: a free one."""
     vfs_share_group: bool = False
     """Its virtual functions are in one IOMMU group, for want of ACS."""
     vgpu_types: tuple[VgpuType, ...] = ()
@@ -211,6 +213,10 @@ class HostTree:
         plugged = self._functions[address]
         return plugged.waiting is not None or plugged.is_losing_children
 
+    def waits_for_holder(self, address: str) -> bool:
+        """An unbind or unplug of the function waits for its own holder. Raises `KeyError` if it is not plugged."""
+        return self._functions[address].waiting is not None
+
     @property
     def probed(self) -> tuple[str, ...]:
         """The host's paths of all nodes that were opened by `open_node`, in order."""
@@ -273,7 +279,7 @@ class HostTree:
             raise ValueError(f"{address} can have {plugged.spec.total_vfs} virtual functions")
         if count and plugged.virtual:
             raise ValueError(f"{address} has {len(plugged.virtual)} virtual functions; write 0 first")
-        if count and (self.device_dir(address) / "virtfn0").is_symlink():
+        if count and self.has_stale_links(address):
             raise ValueError(f"{address} has a link to a virtual function that was removed by hand (EEXIST)")
         if count:
             yield from self._enable_sriov(plugged, count, driver)
@@ -282,7 +288,9 @@ class HostTree:
 
     def _enable_sriov(self, plugged: _Plugged, count: int, driver: str | None) -> Iterator[Uevent]:
         physical = plugged.spec
-        group = None if physical.group is None else max(self._vfio.members, default=0) + 1
+        group = (
+            None if physical.group is None else physical.vf_group or max(self._vfio.members, default=0) + 1
+        )
         for number, address in enumerate(virtual_addresses(physical.address, count)):
             spec = replace(
                 physical,
@@ -337,6 +345,11 @@ class HostTree:
     def virtual_functions(self, address: str) -> tuple[str, ...]:
         """Return the addresses of a function's virtual functions that are there."""
         return tuple([virtual for virtual in self._functions[address].virtual if virtual in self._functions])
+
+    def has_stale_links(self, address: str) -> bool:
+        """A virtual function was removed by hand, and its link is still there after SR-IOV was switched off: no virtual
+        functions can be made again (EEXIST). Raises `KeyError` if it is not plugged."""
+        return not self._functions[address].virtual and any(self.device_dir(address).glob("virtfn*"))
 
     def physical_function(self, address: str) -> str | None:
         """Return the address of a virtual function's physical function; None of any other function."""

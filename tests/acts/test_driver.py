@@ -396,6 +396,51 @@ def test_active_virtual_functions_are_refused(node: Node, shown_by: str) -> None
     assert node.written == []
 
 
+CARD, VIRTUAL, BESIDE = map(PciAddress, ("0000:3b:00.0", "0000:3b:00.4", "0000:3b:00.5"))
+
+
+def virtualized(node: Node, driver: str | None, *groups: int) -> None:
+    """A card with virtual functions in these groups, which NVIDIA's driver takes by their ids only if it has them."""
+    ids = ("10de", "2330") if driver is not None else ("10de", "9999")
+    node.kernel.plug(PciSpec(CARD, *ids, "030200", 60, driver="nvidia"))
+    for number, (address, group) in enumerate(zip((VIRTUAL, BESIDE), groups, strict=True)):
+        node.kernel.plug(PciSpec(address, *ids, "030200", group, driver=driver))
+        (node.tree.device_dir(address) / "physfn").symlink_to(f"../{CARD}")
+        (node.tree.device_dir(CARD) / f"virtfn{number}").symlink_to(f"../{address}")
+
+
+@pytest.mark.parametrize("driver", [None, "nvidia"])
+@pytest.mark.parametrize("groups", [(61, 62), (61, 61)], ids=["in groups of their own", "in one group"])
+def test_a_virtual_function_is_bound_alone_and_comes_back(
+    node: Node, driver: str | None, groups: tuple[int, int]
+) -> None:
+    """Another one is in its slot and of its vendor, and so is its physical function."""
+    virtualized(node, driver, *groups)
+    firsts = (OriginalDriver(VIRTUAL, driver), OriginalDriver(BESIDE, driver))
+    if driver is not None and groups == (61, 61):
+        with pytest.raises(
+            ActError, match=f"{BESIDE} is bound to nvidia and is no part of the GPU"
+        ) as caught:
+            node.bring(Target.VFIO, firsts, VIRTUAL)
+        assert caught.value.fault is ActFault.NOT_VIABLE
+        return
+    assert node.check_fitness(VIRTUAL) == {VIRTUAL: None}
+    (bound,) = node.bring(Target.VFIO, firsts, VIRTUAL)
+    assert (bound.address, bound.driver, bound.vfio) == (VIRTUAL, "vfio-pci", True)
+    assert [node.drivers[a] for a in (CARD, VIRTUAL, BESIDE)] == ["nvidia", "vfio-pci", driver]
+    node.bring(Target.ORIGINAL_DRIVER, firsts, VIRTUAL)
+    assert [node.drivers[a] for a in (CARD, VIRTUAL, BESIDE)] == ["nvidia", driver, driver]
+    assert not any(address in text for _, text in node.writes.written for address in (CARD, BESIDE))
+    assert node.overrides == []
+
+
+def test_a_physical_function_in_the_group_of_its_virtual_one_keeps_it_from_a_claim(node: Node) -> None:
+    virtualized(node, None, 60, 61)
+    with pytest.raises(ActError, match=f"{CARD} is bound to nvidia and is no part of the GPU"):
+        node.bring(Target.VFIO, (OriginalDriver(VIRTUAL, None),), VIRTUAL)
+    assert node.written == []
+
+
 DISK = PciAddress("0000:27:00.0")
 THEIRS = PciAddress("0000:23:00.2")
 IN_THE_WAY = {

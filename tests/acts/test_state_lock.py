@@ -20,6 +20,7 @@ from gpuactors.acts.theirs import TheirClaims
 from gpuactors.acts.writes import ProcessWrites
 from gpuactors.core.claims.checkpoint import Checkpoint, Origin
 from gpuactors.core.claims.files import ClaimContents
+from gpuactors.core.claims.metadata import MetadataFile
 from gpuactors.core.values.claim import ActFault, ClaimName, ClaimUid
 from gpuactors.ports.claims import ActError
 from gpuactors.ports.errors import StateFileError
@@ -245,3 +246,26 @@ async def test_files_that_are_as_they_must_be_need_no_write_on_a_read_only_disk(
         (tmp_path / "cdi" / "k8s.d-claim_u1.json").unlink()
         with pytest.raises(StateFileError, match="Read-only file system"):
             await daemon.files.write(contents)
+
+
+@pytest.mark.trio
+async def test_the_files_of_an_earlier_version_are_right_on_a_read_only_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lack where the device is. With a disk to write to they are written anew."""
+    name, numa_node = ClaimName("n", "c", ClaimUid("u1")), "resource.kubernetes.io/numaNode"
+
+    def contents(**attributes: int) -> ClaimContents:
+        metadata = MetadataFile("main", "/main.json", ({"attributes": attributes},))
+        return ClaimContents(name, {"devices": ()}, (metadata,))
+
+    earlier, now, other = contents(id=1), contents(id=1, **{numa_node: 0}), contents(id=2, **{numa_node: 0})
+    daemon, path = Daemon(tmp_path), tmp_path / "metadata/u1/main.json"
+    with trio.fail_after(PATIENCE_S):
+        for written in (now, earlier):
+            await daemon.files.write(written)
+            assert (numa_node in path.read_text()) is (written is now)
+        read_only(monkeypatch)
+        await daemon.files.write(now)
+        with pytest.raises(StateFileError, match="Read-only file system"):
+            await daemon.files.write(other)

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuactors.core.values.naming import env_name, parse_own_name, profile_resource, resource_name
+from gpuactors.core.values.model import ResourceName
+from gpuactors.core.values.naming import (
+    env_name,
+    parse_own_name,
+    profile_resource,
+    resource_name,
+    virtual_name,
+)
 from gpuactors.host.pci_ids import SHIPPED
 
 # k8s.io/apimachinery util/validation: IsQualifiedName, IsDNS1123Subdomain.
@@ -74,6 +81,23 @@ def test_names_of_nvidias_plugin(vendor: str, device: str, model: str | None, ex
 )
 def test_an_invalid_name_is_repaired(model: str, expected: str) -> None:
     assert resource_name("10de", "2330", model) == f"nvidia.com/{expected}"
+
+
+@pytest.mark.parametrize(
+    ("resource", "expected"),
+    [
+        ("nvidia.com/AD102GL_L40S", "nvidia.com/AD102GL_L40S_VF"),
+        ("pci-1234/56c0", "pci-1234/56c0_VF"),
+        (f"intel.com/{'A' * 60}", f"intel.com/{'A' * 60}_VF"),
+        (f"intel.com/{'A' * 63}", f"intel.com/{'A' * 60}_VF"),
+        (f"intel.com/{'A' * 58}__{'B' * 3}", f"intel.com/{'A' * 58}_VF"),
+    ],
+)
+def test_virtual_functions_have_the_name_of_the_physical_one_and_a_suffix(
+    resource: str, expected: str
+) -> None:
+    assert virtual_name(ResourceName(resource)) == expected
+    assert is_valid(expected)
 
 
 def test_ids_of_one_name_are_one_resource() -> None:

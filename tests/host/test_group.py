@@ -95,6 +95,17 @@ def test_reading_a_group_never_reads_what_can_block(tree: HostTree, kernel: Fake
     assert GroupReader(root(tree)).nodes(group)
 
 
+def test_a_group_says_which_functions_are_virtual_and_which_have_such(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    tree.plug(PciSpec(GPU, "10de", "2330", "030200", 51, driver="nvidia", total_vfs=1))
+    tree.virtualize(GPU, 1)
+    (virtual,) = tree.virtual_functions(GPU)
+    for address, physical, has_virtual in ((GPU, None, True), (virtual, GPU, False)):
+        group = GroupReader(root(tree)).read(PciAddress(address))
+        assert group is not None
+        assert [(f.physical, f.has_virtual_functions) for f in group.functions] == [(physical, has_virtual)]
+
+
 def test_a_modalias_is_read_or_made_of_the_ids(tree: HostTree, kernel: FakeKernel) -> None:
     reader = GroupReader(root(tree))
     group = reader.read(GPU)

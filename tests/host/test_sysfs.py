@@ -460,6 +460,110 @@ def test_virtual_functions_and_the_function_that_has_them(tree: HostTree) -> Non
     assert addresses(reader(tree).scan()) == [GPU.address]
 
 
+FLEX = PciSpec(
+    "0000:4d:00.0",
+    "8086",
+    "56c0",
+    "038000",
+    70,
+    numa_node=1,
+    pcie_root="pci0000:4c",
+    driver="i915",
+    total_vfs=4,
+)
+"""A card whose virtual functions have its ids."""
+FLEX_VFS = ("0000:4d:00.4", "0000:4d:00.5", "0000:4d:00.6", "0000:4d:00.7")
+
+
+def test_the_physical_function_is_read_with_a_virtual_one_whatever_is_selected(tree: HostTree) -> None:
+    tree.plug(FLEX)
+    tree.virtualize(FLEX.address, 2, "vfio-pci")
+    first, second = FLEX_VFS[:2]
+    chosen = reader(tree, [f"address={first}"])
+    scanned = chosen.scan()
+    assert addresses(scanned) == [FLEX.address, first]
+    physical = scanned[0]
+    assert (physical.driver, physical.has_virtual_functions, physical.iommu_group) == ("i915", True, 70)
+    assert chosen.inspect(PciAddress(first)) == scanned
+    assert chosen.inspect(PciAddress(second)) == ()
+    assert chosen.inspect(PciAddress(FLEX.address)) == (physical,), "as a scan shows it"
+    assert reader(tree).inspect(PciAddress(FLEX.address)) == (), "nobody has its virtual functions"
+    given = {PciAddress(second)}
+    assert addresses(reader(tree).scan(given)) == [FLEX.address, second]
+    assert addresses(reader(tree).inspect(PciAddress(second), given)) == [FLEX.address, second]
+    assert addresses(reader(tree).inspect(PciAddress(FLEX.address), given)) == [FLEX.address]
+    tree.virtualize(FLEX.address, 0)
+    assert chosen.scan() == chosen.inspect(PciAddress(FLEX.address)) == ()
+
+
+def test_an_unselected_physical_function_is_no_device_and_has_no_name_of_pci_ids(tree: HostTree) -> None:
+    tree.plug(FLEX)
+    tree.virtualize(FLEX.address, 1, "vfio-pci")
+    physical, virtual = reader(tree, [f"address={FLEX_VFS[0]}"]).scan()
+    assert physical.model is None
+    assert virtual.model is not None
+
+
+def test_a_physical_function_is_read_once_for_all_its_virtual_ones(tree: HostTree) -> None:
+    tree.plug(FLEX)
+    tree.virtualize(FLEX.address, 4, "vfio-pci")
+    chosen = reader(tree, [f"address={address}" for address in FLEX_VFS])
+    look = chosen.look()
+    (tree.root / "dev/vfio/70").write_text("")
+    first = chosen.inspect(PciAddress(FLEX_VFS[0]), look=look)[0]
+    tree.unbind(FLEX.address)
+    later = [chosen.inspect(PciAddress(address), look=look)[0] for address in FLEX_VFS[1:]]
+    assert [*later] == [first] * 3
+    assert chosen.inspect(PciAddress(FLEX.address), look=look)[0].driver is None, (
+        "one that is asked for is read"
+    )
+    read: list[str] = []
+    chosen.scan(reads=read.append)
+    assert read.count(FLEX.address) == 2, "for its vendor, and because of the virtual ones"
+
+
+def test_no_inspection_reads_what_waits_for_the_lock_of_the_physical_function(tree: HostTree) -> None:
+    """drivers/pci/pci-sysfs.c, sriov_numvfs_show takes the lock that an unbind holds while it waits for a user."""
+    tree.plug(FLEX)
+    tree.virtualize(FLEX.address, 2, "vfio-pci")
+    for name in ("sriov_numvfs", "sriov_totalvfs", "uevent", "driver_override"):
+        for address in (FLEX.address, *FLEX_VFS[:2]):
+            tree.make_hang(address, name)
+    for selectors in (["vendor=8086"], [f"address={FLEX_VFS[0]}"]):
+        chosen = reader(tree, selectors)
+        assert FLEX.address in addresses(chosen.scan())
+        for address in (FLEX.address, FLEX_VFS[0]):
+            assert FLEX.address in addresses(chosen.inspect(PciAddress(address)))
+
+
+def test_the_vfio_driver_of_a_virtual_function_may_have_any_name(tree: HostTree) -> None:
+    tree.plug(FLEX)
+    tree.virtualize(FLEX.address, 1)
+    tree.bind(FLEX_VFS[0], "xe-vfio-pci")
+    chosen = reader(tree, ["vendor=8086"])
+    assert [(f.driver, f.vfio_bound) for f in chosen.scan()] == [("i915", False), ("xe-vfio-pci", False)]
+    (tree.device_dir(FLEX_VFS[0]) / "vfio-dev/vfio3").mkdir(parents=True)
+    assert [(f.driver, f.vfio_bound) for f in chosen.scan()] == [("i915", False), ("xe-vfio-pci", True)]
+
+
+def test_a_physical_function_that_hangs_or_is_gone_is_told_with_its_virtual_one(tree: HostTree) -> None:
+    tree.plug(FLEX)
+    tree.virtualize(FLEX.address, 1, "vfio-pci")
+    virtual = FLEX_VFS[0]
+    chosen = reader(tree, [f"address={virtual}"])
+    silent, read = chosen.scan(unanswered={FLEX.address})
+    assert (silent.address, read.physical) == (FLEX.address, FLEX.address)
+    assert "does not answer" in (silent.fault or "")
+    silent, hanging = reader(tree, ["vendor=8086"]).scan(unanswered={FLEX.address, virtual})
+    assert (silent.has_virtual_functions, hanging.physical) == (True, FLEX.address), "links do not hang"
+    link = tree.device_dir(virtual) / "physfn"
+    link.unlink()
+    link.symlink_to("../0000:4d:00.3")
+    (alone,) = chosen.inspect(PciAddress(virtual))
+    assert alone.physical == "0000:4d:00.3"
+    assert chosen.scan() == (alone,)
+
+
 H100_BARS = """\
 0x00000000a0000000 0x00000000a0ffffff 0x0000000000140204
 0x0000000000000000 0x0000000000000000 0x0000000000000000

@@ -118,13 +118,19 @@ class ClaimFiles:
             raise self._error("written", contents.claim.uid, error) from None
 
     def are_written(self, contents: ClaimContents) -> bool:
-        """Return whether the files are there with this content, as far as can be read. Writes nothing: for a read-only
-        disk."""
+        """Return whether the files are there with this content, or that of an earlier version, as far as can be read.
+        Writes nothing: for a read-only disk."""
+        uid = contents.claim.uid
+        earlier = {
+            self._metadata_path(uid, file.request): _stream(file.earlier) for file in contents.metadata
+        }
         files = (*self._placed(contents), *self._metadata(contents), *self._cdi(contents))
         try:
             for mounted in contents.directories:
                 self._disk.names(mounted)
-            return all(self._content(path) == content for path, content in files)
+            return all(
+                self._content(path) in (content, earlier.get(path, content)) for path, content in files
+            )
         except OSError:
             return False
 

@@ -10,6 +10,7 @@ import pytest
 from gpuactors.core.claims.metadata import metadata_files
 from gpuactors.core.kinds.pci_function import PCI_BUS_ID
 from gpuactors.core.values.claim import AllocatedDevice, AttributeValue, Claim, ClaimName, ClaimUid
+from gpuactors.core.values.slices import STANDARD
 
 DRIVER = "gpu.nvidia.com"
 ATTRIBUTES: Mapping[str, Mapping[str, AttributeValue]] = {
@@ -112,3 +113,12 @@ def test_a_name_that_is_no_part_of_a_path_is_refused(bad: Claim) -> None:
 def test_a_driver_whose_name_is_a_path_is_refused() -> None:
     with pytest.raises(ValueError, match="no path can be made"):
         metadata_files("../gpu", claim(*ONE), ATTRIBUTES)
+
+
+def test_a_file_of_an_earlier_version_lacks_where_the_device_is() -> None:
+    at: dict[str, AttributeValue] = {PCI_BUS_ID: "0000:23:00.0"}
+    placed = {**at, f"{STANDARD}numaNode": 1, f"{STANDARD}pcieRoot": "pci0000:20"}
+    (file,) = metadata_files(DRIVER, claim(*ONE), {"gpu-0000-23-00-0": placed})
+    (older,) = metadata_files(DRIVER, claim(*ONE), {"gpu-0000-23-00-0": at})
+    assert file.earlier == older.documents != file.documents
+    assert older.earlier == older.documents

@@ -47,6 +47,12 @@ OF_THE_HOST: Final = {
     "the host's USB controller in that slot": function("1022:15e0", "0c0330", "xhci_hcd", USB),
     "a function of the slot that cannot be read": replace(SOUND, vendor="", device=""),
     "a virtual function of another card": function("8086:154c", "020000", "iavf", "0000:01:10.0"),
+    "a virtual function in its slot": replace(
+        function("10de:2330", "030200", "nvidia", USB), physical=pci_address("0000:01:00.3")
+    ),
+    "a function of its slot that has virtual functions": replace(
+        function("10de:2330", "030200", "nvidia", USB), has_virtual_functions=True
+    ),
 }
 """Functions of the host in a GPU's group, which a claim must leave alone."""
 
@@ -58,6 +64,9 @@ HARMLESS: Final = {
     "a bridge without a driver": function("8086:1901", "060400", None, "0000:00:01.0"),
     "another GPU on vfio": gpu(OTHER, GROUP),
     "a function of another vendor in the slot, without a driver": function("1022:15df", "108000", None, USB),
+    "a virtual function in its slot, without a driver": replace(
+        function("10de:2330", "030200", None, USB), physical=pci_address("0000:01:00.3")
+    ),
 }
 
 

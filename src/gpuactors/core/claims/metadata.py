@@ -13,12 +13,16 @@ from msgspec import Struct
 
 from gpuactors.core.values.claim import AllocatedDevice, AttributeValue, Claim, Json
 from gpuactors.core.values.names import is_label, is_subdomain
+from gpuactors.core.values.slices import NUMA_NODE, PCIE_ROOT
 
 VERSIONS: Final = ("metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1")
 """The versions of Kubernetes 1.37 and 1.36; the fields are the same."""
 
 _DIRECTORY: Final = "/var/run/kubernetes.io/dra-device-attributes"
 """The directory of the files in the container."""
+
+_LATER: Final = frozenset({NUMA_NODE, PCIE_ROOT})
+"""The attributes that earlier versions did not write."""
 
 
 class MetadataFile(Struct, frozen=True, gc=False):
@@ -28,6 +32,21 @@ class MetadataFile(Struct, frozen=True, gc=False):
     """The request's base name: the file is mounted in a directory of this name."""
     container_path: str
     documents: tuple[Json, ...]
+
+    @property
+    def earlier(self) -> tuple[Json, ...]:
+        """The documents as an earlier version wrote them: right as well, as no reader depends on what they lack."""
+        return tuple(map(_earlier, self.documents))
+
+
+def _earlier(value: Json) -> Json:
+    match value:
+        case Mapping():
+            return {name: _earlier(part) for name, part in value.items() if name not in _LATER}
+        case tuple():
+            return tuple(map(_earlier, value))
+        case _:
+            return value
 
 
 def metadata_files(

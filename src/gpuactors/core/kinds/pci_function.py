@@ -15,7 +15,7 @@ from gpuactors import limits
 from gpuactors.core.kinds.kind import Act, HostFacts, Kind
 from gpuactors.core.kinds.viability import not_viable, with_companions
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, DeviceEdits, Json
+from gpuactors.core.values.claim import AllocatedDevice, AttributeValue, BoundFunction, DeviceEdits, Json
 from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import (
     Device,
@@ -38,7 +38,7 @@ from gpuactors.core.values.model import (
 from gpuactors.core.values.naming import env_name
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.selector import Selector
-from gpuactors.core.values.slices import STANDARD, OfferedDevice, attribute, quantity
+from gpuactors.core.values.slices import NUMA_NODE, PCIE_ROOT, STANDARD, OfferedDevice, attribute, quantity
 from gpuactors.core.values.status import Reason
 from gpuactors.core.values.vfio import BackendPolicy, VfioConfig
 
@@ -179,8 +179,8 @@ class PciFunctions:
         function = device.units[0]
         attributes: dict[str, str | int | bool | None] = {
             PCI_BUS_ID: device.key,
-            f"{STANDARD}pcieRoot": device.pcie_root,
-            f"{STANDARD}numaNode": device.numa_node,
+            PCIE_ROOT: device.pcie_root,
+            NUMA_NODE: device.numa_node,
             # DeviceClasses select GPUs by the type.
             "type": "nvswitch" if function.is_nvswitch else "vfio",
             # As NVIDIA's driver makes it for a device of this type: vfio does not show the GPU's own.
@@ -207,12 +207,20 @@ class PciFunctions:
         bound: Sequence[BoundFunction],
         config: VfioConfig,
     ) -> DeviceEdits:
-        """Take the nodes from `bound`, as the last act read them. KubeVirt reads the PCI address (pkg/dra/utils.go)."""
+        """Take the nodes from `bound`, as the last act read them. KubeVirt reads the PCI address (pkg/dra/utils.go),
+        and is to read where the device is (kubevirt #18817)."""
         edits: dict[str, Json] = {"env": (_NO_CUDA,)}
         if paths := _nodes_of_claim(bound, config):
             edits["deviceNodes"] = tuple({"path": path, "permissions": _PERMISSIONS} for path in paths)
         key = self.key_of(result.device)
-        return DeviceEdits(result, edits, {PCI_BUS_ID: key} if key is not None else {})
+        address: dict[str, AttributeValue] = {PCI_BUS_ID: key} if key is not None else {}
+        return DeviceEdits(result, edits, address | place_of(device))
+
+
+def place_of(device: Device | None) -> dict[str, AttributeValue]:
+    """Return where the device is, as attributes of its metadata: its NUMA node and its PCIe root, if they are known."""
+    where = {NUMA_NODE: device.numa_node, PCIE_ROOT: device.pcie_root} if device is not None else {}
+    return {name: value for name, value in where.items() if value is not None}
 
 
 def _invalid(device: Device) -> str:

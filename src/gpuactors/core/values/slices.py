@@ -17,6 +17,9 @@ SLICE_STRING_MAX_BYTES: Final = 64
 STANDARD: Final = "resource.kubernetes.io/"
 """The prefix of the attributes that Kubernetes defines (k8s.io/dynamic-resource-allocation/deviceattribute)."""
 
+PCIE_ROOT: Final = f"{STANDARD}pcieRoot"
+NUMA_NODE: Final = f"{STANDARD}numaNode"
+
 SLICE_ATTRIBUTES_MAX: Final = 32
 """The maximum number of attributes and capacities of one device (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
 

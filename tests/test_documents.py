@@ -221,7 +221,7 @@ def unknown(text: str) -> Iterator[str]:
         yield from (m for m in re.findall(r"gpuactors_\w+", span) if m not in METRICS | PACKAGES)
         if setting := re.fullmatch(r"([a-z]+(?:_[a-z]+)+)(?:: [\w-]+)?|([a-z]+): [\w-]+", span):
             name = setting[1] or setting[2]
-            yield from () if name in NAMES or name.startswith("scenario_") else (name,)
+            yield from () if name in NAMES or name.startswith(("scenario_", "test_")) else (name,)
         if re.fullmatch(r"[a-z_]+\.[a-z_]+", span) and span.partition(".")[0] in NOUNS:
             yield from () if span in EVENTS or NO_EVENTS.fullmatch(span) else (span,)
         if re.fullmatch(r"(?:[A-Z][a-z0-9]+){2,}[A-Z]*", span):
@@ -231,6 +231,29 @@ def unknown(text: str) -> Iterator[str]:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_what_is_named_exists(name: str) -> None:
     assert not sorted({*unknown(DOCUMENTS[name])})
+
+
+def unshown(text: str) -> Iterator[str]:
+    """The tests and scenarios that are named in a link to their file, and are not there; "the same" is that of the
+    first cell of the row."""
+    for row in text.splitlines():
+        first = ""
+        for name, path in re.findall(r"\[`?(test_\w+|scenario_\w+|the same)`?\]\(\.\./([^)]+)\)", row):
+            first = name if name != "the same" else first
+            file = ROOT / path
+            is_scenario = first.startswith("scenario_") and file.stem == first
+            if not is_scenario and not re.search(rf"^(async )?def {first}\(", file.read_text(), re.MULTILINE):
+                yield f"{path}: {first}"
+
+
+def test_the_tests_that_a_document_names_are_there() -> None:
+    assert not [fault for text in DOCUMENTS.values() for fault in unshown(text)]
+    assert len(re.findall(r"\]\(\.\./tests/", DOCUMENTS["docs/kinds.md"])) > 30
+    wrong = "| [test_none](../tests/test_tree.py) | [scenario_none](../tests/vm/guest/scenario_claims.py) |"
+    assert [*unshown(wrong)] == [
+        "tests/test_tree.py: test_none",
+        "tests/vm/guest/scenario_claims.py: scenario_none",
+    ]
 
 
 def test_a_scenario_that_is_named_is_one() -> None:

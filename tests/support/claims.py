@@ -113,6 +113,9 @@ class Api:
 
 
 def device_of(address: str) -> str:
+    """The name in the slices of the device with this PCI address, or of a mediated device with this UUID."""
+    if ":" not in address:
+        return f"mdev-{address}"
     return f"gpu-{address.replace(':', '-').replace('.', '-')}"
 
 

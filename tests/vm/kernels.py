@@ -16,6 +16,9 @@ CDEV: Final = "cdev"
 SRIOV: Final = "SR-IOV"
 """CONFIG_PCI_IOV, and the modules `igb`, `igbvf` and `pci-pf-stub`."""
 
+BUILT_MODULES: Final = "modules that are built"
+"""`mtty` and `vgpu_standin` of `build_modules.py`."""
+
 
 @dataclass(frozen=True, slots=True)
 class DebianKernel:
@@ -41,7 +44,7 @@ KernelSource = DebianKernel | BuiltKernel
 
 KERNELS: Final[Mapping[str, KernelSource]] = MappingProxyType(
     {
-        "6.1": DebianKernel("linux-image-6.1.", has=frozenset({SRIOV})),
+        "6.1": DebianKernel("linux-image-6.1.", has=frozenset({SRIOV, BUILT_MODULES})),
         "6.12": DebianKernel("linux-image-6.12.", backports=True, has=frozenset({SRIOV})),
         "iommufd": BuiltKernel("linux-source-6.12", "just vm-iommufd-kernel", frozenset({CDEV})),
     }

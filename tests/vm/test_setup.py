@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.vm import build_modules
 from tests.vm.apt import codename, private_apt, sources_of
 from tests.vm.boot import with_parameters
 from tests.vm.build_kernel import CONFIG, install_missing, wanted_options
 from tests.vm.commands import run
-from tests.vm.kernels import CDEV, DEFAULT_KERNEL, KERNELS
+from tests.vm.kernels import BUILT_MODULES, CDEV, DEFAULT_KERNEL, KERNELS
 from tests.vm.machine import READY_MARKER, Machine
 from tests.vm.matrix import cells, machines
 from tests.vm.provision import CHECKOUT, DEBIAN_KERNELS, Kernel
@@ -210,3 +211,39 @@ def read_until(process: subprocess.Popen[bytes], wanted: bytes, *, within_s: flo
             assert chunk, said
             said += chunk
     return said.decode()
+
+
+def test_modules_are_built_once_for_each_state_of_their_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Kernel("linux", "6.1.0-1-amd64", tmp_path / "vmlinux", tmp_path / "lib" / "modules")
+    extra = kernel.modules / build_modules.PLACE
+    extra.mkdir(parents=True)
+    monkeypatch.setattr(build_modules, "cached_kernel", lambda name: kernel)
+    monkeypatch.setattr(build_modules, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(build_modules, "install_missing", lambda packages: None)
+    monkeypatch.setattr(build_modules, "_headers", lambda kernel, scratch: scratch)
+    monkeypatch.setattr(build_modules, "_sources", lambda kernel, scratch: scratch)
+    made: list[str] = []
+
+    def compile_(headers: Path, sources: Path) -> Path:
+        made.append("built")
+        built = sources / "built"
+        built.mkdir()
+        (built / "mtty.ko").touch()
+        return built
+
+    monkeypatch.setattr(build_modules, "_compile", compile_)
+    (extra / "old.ko").touch()
+    assert build_modules.build() == "built mtty for 6.1.0-1-amd64"
+    assert sorted(path.name for path in extra.iterdir()) == ["mtty.ko", build_modules.RECORD]
+    assert build_modules.build() == "everything is there"
+    (extra / build_modules.RECORD).write_text("of another source\n")
+    build_modules.build()
+    assert made == ["built", "built"]
+
+
+def test_each_scenario_of_a_built_module_says_that_it_needs_it() -> None:
+    ours = {"mtty", *(path.stem for path in build_modules.SOURCES.glob("*.c"))}
+    for scenario, machine in machines().items():
+        assert (BUILT_MODULES in machine.needs) is bool(ours & set(machine.modules)), scenario

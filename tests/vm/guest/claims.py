@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -214,9 +214,16 @@ class Cluster:
         content = json.loads(checkpoint.read_text(encoding="utf-8"))["checkpoint"]
         return {uid: entry["state"] for uid, entry in content["claims"].items()}
 
-    def start(self, name: str, *, state_dir: Path | None = None, pod: MakePod | None = None) -> DaemonProcess:
+    def start(
+        self,
+        name: str,
+        *,
+        state_dir: Path | None = None,
+        pod: MakePod | None = None,
+        selectors: Sequence[str] = SELECTORS,
+    ) -> DaemonProcess:
         """A daemon with claims in the pod of deploy/overlays/dra, or another one; its log and journal are named so."""
-        selected = [word for selector in SELECTORS for word in ("--select", selector)]
+        selected = [word for selector in selectors for word in ("--select", selector)]
         return DaemonProcess.start(
             (
                 "--kubelet-dir", str(self.kubelet_dir), "--resync-interval-s", "3600", *selected,
@@ -235,8 +242,19 @@ class Cluster:
 
     def wait_offered(self, gpus: Gpus) -> None:
         """Wait until the slices have exactly these GPUs. Raises TimeoutError."""
-        wanted = sorted(map(device_of, gpus.offered))
+        self.wait_devices(gpus.offered)
+
+    def wait_devices(self, addresses: Iterable[str]) -> None:
+        """Wait until the slices have exactly the devices at these addresses. Raises TimeoutError."""
+        wanted = sorted(map(device_of, addresses))
         eventually(f"slices with {wanted}", lambda: self.api.devices() == wanted, timeout_s=patient(30.0))
+
+    @property
+    def taints(self) -> dict[str, str]:
+        """Device in the slices → the value of its taint, empty without one."""
+        slices = self.api.do(self.api.server.slices, DRIVER)
+        devices = [device for slice_ in slices for device in slice_["spec"].get("devices") or ()]
+        return {d["name"]: next((t["value"] for t in d.get("taints") or ()), "") for d in devices}
 
     # --- kubelet's calls ------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A real QEMU that has a function by vfio-pci, started in the guest as libvirt starts one on a node.
+"""A real QEMU that has a function or a mediated device by vfio-pci, started in the guest as libvirt does on a node.
 
 Its processor is emulated and stands still (`-S`): what it does to a GPU's group it has done before its first
 instruction. Must not decide what a scenario makes of it.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from tests.support.patience import patient
+from tests.vm.guest.mdev import Mediated
 from tests.vm.guest.sysfs import Function
 from tests.vm.qemu_root import starter
 
@@ -48,12 +50,13 @@ class Qemu:
     """The process. Killed when its `with` ends, if it still runs."""
 
     process: subprocess.Popen[bytes]
-    function: Function
+    group_node: Path
+    function: Function | Mediated
     started_ns: int
     errors: Path
 
     @classmethod
-    def start(cls, function: Function, errors: Path) -> Qemu:
+    def start(cls, function: Function | Mediated, errors: Path) -> Qemu:
         """Start it with `function`; what it says goes to the file `errors`."""
         started_ns = time.monotonic_ns()
         with errors.open("wb") as stream:
@@ -62,13 +65,13 @@ class Qemu:
                     str(PROGRAM),
                     *("-machine", "q35", "-accel", "tcg", "-m", f"{MEMORY_MIB}M", "-S"),
                     *("-nodefaults", "-no-user-config", "-display", "none"),
-                    *("-device", f"vfio-pci,host={function.address}"),
+                    *("-device", function.qemu_device),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
             )
-        return cls(process, function, started_ns, errors)
+        return cls(process, function.group_node, function, started_ns, errors)
 
     def __enter__(self) -> Qemu:
         return self
@@ -103,7 +106,7 @@ class Qemu:
             if group_ns is not None and self._device_is_enabled():
                 return Taken(self.started_ns, group_ns, time.monotonic_ns())
             time.sleep(LOOK_PERIOD_S)
-        raise TimeoutError(f"QEMU did not take {self.function.address} within {START_TIMEOUT_S:g} s")
+        raise TimeoutError(f"QEMU did not take {self.function.qemu_device} within {START_TIMEOUT_S:g} s")
 
     def wait_refused(self) -> str:
         """Wait until it has ended by itself, as it could not have the device; what it said."""
@@ -116,15 +119,19 @@ class Qemu:
         self.process.wait(timeout=STOP_TIMEOUT_S)
 
     def _has_group(self) -> bool:
-        directory = Path(f"/proc/{self.process.pid}/fd")
-        node = str(self.function.group_node)
-        for entry in os.listdir(directory):
-            try:
-                if os.readlink(directory / entry) == node:
-                    return True
-            except FileNotFoundError:  # closed meanwhile
-                continue
-        return False
+        return str(self.group_node) in self._files()
 
     def _device_is_enabled(self) -> bool:
-        return (self.function.path / "enable").read_text(encoding="ascii").strip() != "0"
+        if isinstance(self.function, Mediated):
+            # It has no `enable`: the descriptor of a vfio device is what the kernel calls so.
+            return any("vfio-device" in name for name in self._files())
+        return self.function.enable_count != 0
+
+    def _files(self) -> list[str]:
+        """What it has open."""
+        directory = Path(f"/proc/{self.process.pid}/fd")
+        found = []
+        for entry in os.listdir(directory):
+            with suppress(FileNotFoundError):  # closed meanwhile
+                found.append(os.readlink(directory / entry))
+        return found

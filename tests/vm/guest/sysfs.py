@@ -46,12 +46,12 @@ class Function:
     @property
     def driver(self) -> str | None:
         """Name of the bound driver."""
-        return _link_name(self.path / "driver")
+        return link_name(self.path / "driver")
 
     @property
     def group(self) -> str | None:
         """Number of its IOMMU group."""
-        return _link_name(self.path / "iommu_group")
+        return link_name(self.path / "iommu_group")
 
     @property
     def group_node(self) -> Path:
@@ -59,6 +59,11 @@ class Function:
         group = self.group
         assert group is not None, f"{self.address} has no IOMMU group: the guest's IOMMU is off"
         return DEV_VFIO / group
+
+    @property
+    def qemu_device(self) -> str:
+        """How QEMU gets it."""
+        return f"vfio-pci,host={self.address}"
 
     @property
     def cdev_node(self) -> Path:
@@ -205,7 +210,8 @@ def _hex(path: Path) -> str:
     return path.read_text(encoding="ascii").strip().removeprefix("0x")
 
 
-def _link_name(path: Path) -> str | None:
+def link_name(path: Path) -> str | None:
+    """The last part of a link's target; None where there is no link."""
     try:
         return os.path.basename(os.readlink(path))
     except FileNotFoundError:

@@ -35,6 +35,10 @@ HISTORIES: Final = {
     "a virtual function is removed by hand under a pod": (
         f"{ON}@3+3; {POD}+3; {POD}+3; half the virtual functions are removed by hand@3+3; a pod ends+3; a pod ends@1+3"
     ),
+    "a virtual function is removed by hand, whose link stays when SR-IOV is switched off": (
+        "unbind slowly@3+0.3; bind to vfio-pci@3; SR-IOV is switched on by vfio-pci@3; "
+        "half the virtual functions are removed by hand@3; SR-IOV is switched off@3"
+    ),
     "a daemon starts while the removal of a virtual function waits": (
         f"{ON}@3+3; {POD}+3; SR-IOV is switched off@3; the daemon is told to stop+3; a daemon starts+3; a pod ends+3"
     ),

@@ -564,6 +564,17 @@ def test_a_physical_function_that_hangs_or_is_gone_is_told_with_its_virtual_one(
     assert chosen.scan() == (alone,)
 
 
+def test_the_link_to_a_virtual_function_that_was_removed_by_hand_is_none(tree: HostTree) -> None:
+    tree.plug(replace(GPU, driver="nvidia", total_vfs=2))
+    tree.virtualize(GPU.address, 2, "vfio-pci")
+    first, second = tree.virtual_functions(GPU.address)
+    tree.unplug(first)
+    assert inspect(tree).has_virtual_functions
+    assert (tree.device_dir(GPU.address) / "virtfn0").is_symlink()
+    tree.unplug(second)
+    assert not inspect(tree).has_virtual_functions
+
+
 H100_BARS = """\
 0x00000000a0000000 0x00000000a0ffffff 0x0000000000140204
 0x0000000000000000 0x0000000000000000 0x0000000000000000

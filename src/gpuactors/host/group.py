@@ -28,7 +28,7 @@ from gpuactors.host.root import (
     cdev_node,
     group_node,
 )
-from gpuactors.host.sysfs import VFIO_DRIVERS, presence_of
+from gpuactors.host.sysfs import VFIO_DRIVERS, has_virtual_functions, presence_of
 
 _CDEV: Final = re.compile(r"vfio[0-9]+")
 _DEPTH: Final = 4
@@ -132,7 +132,7 @@ class GroupReader:
             ),
             vendor=_text(f"{directory}/vendor").removeprefix("0x"),
             class_code=_text(f"{directory}/class").removeprefix("0x"),
-            has_virtual_functions=any(name.startswith("virtfn") for name in names_in(directory)),
+            has_virtual_functions=has_virtual_functions(directory),
             physical=PciAddress(physical) if physical is not None and is_pci_address(physical) else None,
             modalias=self._modalias(directory),
             interrupts=len(names_in(f"{directory}/msi_irqs")),

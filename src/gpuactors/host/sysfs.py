@@ -527,14 +527,8 @@ class Directory:
         return encodable(target.rpartition("/")[2])
 
     def has_virtual_functions(self) -> bool:
-        """Return whether the function has active virtual functions. Not by `sriov_numvfs`, whose reader waits for an
-        unbind of it. `virtfn0` goes first, also where the removal waits for a process that has a later one open
-        (drivers/pci/iov.c, sriov_del_vfs)."""
-        if self.link("virtfn0") is not None:
-            return True
-        return os.path.exists(f"{self.path}/sriov_totalvfs") and any(
-            name.startswith("virtfn") for name in names_in(self.path)
-        )
+        """Return whether the function has active virtual functions."""
+        return has_virtual_functions(self.path)
 
     def drm(self) -> list[str]:
         """Return the names of its DRM devices that a container may get: `card1`, `renderD128`."""
@@ -596,6 +590,18 @@ def _number_of(descriptor: int) -> int:
         return os.fstat(descriptor).st_ino
     except OSError:
         return 0
+
+
+def has_virtual_functions(directory: str) -> bool:
+    """Return whether the function with this directory has active virtual functions. Not by `sriov_numvfs`, whose reader
+    waits for an unbind of it. `virtfn0` goes first, also where the removal waits for a process that has a later one
+    open (drivers/pci/iov.c, sriov_del_vfs). The link to one that was removed by hand stays for good
+    (pci_iov_remove_virtfn): it leads nowhere."""
+    if os.path.exists(f"{directory}/virtfn0"):
+        return True
+    return os.path.exists(f"{directory}/sriov_totalvfs") and any(
+        name.startswith("virtfn") and os.path.exists(f"{directory}/{name}") for name in names_in(directory)
+    )
 
 
 def presence_of(directory: str) -> int | None:

@@ -11,9 +11,10 @@ from gpuactors.core.claims.pool import wanted_pool
 from gpuactors.core.claims.progress import CLAIM_TOMBSTONE_S
 from gpuactors.core.events.claims import ActFailed
 from gpuactors.core.events.deviceplugin import AllocateAsked
-from gpuactors.core.events.host import HostChanged
+from gpuactors.core.events.host import FunctionInspected, HostChanged
 from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.reports.snapshot import report
+from gpuactors.core.step import step
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ActFault, ClaimsOf, DraHealth, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -111,6 +112,17 @@ def test_a_hint_about_the_physical_function_is_one_about_its_virtual_ones() -> N
     core.changed(physical("vfio-pci"))
     assert core.state.host.seen[PciAddress(VF)].inspection > requested
     assert core.device_list(OF_VFS) == {VF: "Unhealthy"}
+
+
+def test_a_hint_about_an_unknown_function_is_one_about_what_is_being_inspected() -> None:
+    """The inspection may have found virtual functions that the core has not heard of, and that are gone by now."""
+    core = ClaimCore(physical(virtual=False), gpu(OTHER, 2))
+    state, _ = step(core.state, HostChanged(PciAddress(PF), None, "change pci"), core.at)
+    asked = state.host.inspections.functions[PciAddress(PF)]
+    state, _ = step(state, HostChanged(PciAddress(VF), None, "remove pci"), core.at)
+    state, _ = step(state, FunctionInspected(asked, PciAddress(PF), (physical(),)), core.at)
+    assert state.host.inspections.functions[PciAddress(PF)] > asked
+    assert PciAddress(OTHER) not in state.host.inspections.functions
 
 
 @pytest.mark.parametrize("vfio", [False, True])

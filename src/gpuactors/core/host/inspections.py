@@ -136,10 +136,12 @@ def hinted(state: NodeState, event: HostChanged) -> frozenset[InspectedKey]:
 
 def _without_uevent(state: NodeState, address: PciAddress) -> list[PciAddress]:
     """Return the physical function of a hinted virtual one: it has no uevent when its virtual functions go
-    (drivers/pci/iov.c, sriov_disable). An unknown function may belong to any function with virtual ones."""
+    (drivers/pci/iov.c, sriov_disable). An unknown function may belong to any function with virtual ones, and to any
+    that an outstanding inspection may have found with them."""
     function = state.host.functions.get(address)
     if function is None:
-        return [a for a, f in state.host.functions.items() if f.has_virtual_functions]
+        outstanding = state.host.inspections.functions
+        return [a for a, f in state.host.functions.items() if f.has_virtual_functions or a in outstanding]
     return [function.physical] if function.physical is not None else []
 
 

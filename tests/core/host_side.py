@@ -46,7 +46,9 @@ def answers(state: NodeState, host: HostSide) -> dict[int, Callable[[], Event]]:
 
 
 def _inspected(host: HostSide, number: int, address: InspectedKey) -> FunctionInspected:
-    """The function with the others of its IOMMU group."""
+    """The function with the others of its IOMMU group, and their physical functions."""
     functions = host.functions
     groups = {f.iommu_group for f in functions if f.address == address}
-    return FunctionInspected(number, address, tuple(f for f in functions if f.iommu_group in groups))
+    physical = {f.physical for f in functions if f.iommu_group in groups}
+    found = (f for f in functions if f.iommu_group in groups or f.address in physical)
+    return FunctionInspected(number, address, tuple(found))

@@ -47,6 +47,12 @@ from tests.core.sameness import numbers_of, of_node, ranked
 
 SLOTS: Final = (0, 1)
 ADDRESSES: Final = (PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0"))
+PHYSICAL: Final = PciAddress("0000:03:00.0")
+"""The card that both functions are parts of, in a world of virtual functions."""
+
+PHYSICAL_SLOT: Final = 2
+"""It stands for that card among what uevents tell of."""
+
 EXTERNAL: Final = "external process"
 OTHERS: Final = ResourceName("vendor.example/gpu")
 """Another plugin's resource."""
@@ -103,12 +109,17 @@ class Outside(Struct, frozen=True):
     """How many there have been."""
     told: Told = NOTHING
     """What the daemon has been told of the claim."""
+    virtual: bool = False
+    """Both are virtual functions of one card, whose driver leaves SR-IOV on when it goes (pci-pf-stub). The second one
+    is unplugged when SR-IOV is switched off: while that waits for its holder it is no virtual function any more."""
+    has_physical_driver: bool = True
+    """That card is on its host's driver."""
 
     @property
     def functions(self) -> tuple[PciFunction, ...]:
         """The functions in sysfs."""
         on_vfio = {self.group(s) + 1 for s in SLOTS if self.bound[s] or s in self.waiting}
-        return tuple(
+        functions = tuple(
             gpu(
                 ADDRESSES[s],
                 group := self.group(s) + 1,
@@ -118,6 +129,11 @@ class Outside(Struct, frozen=True):
             for s in SLOTS
             if self.is_there(s)
         )
+        return _virtual(self, functions) if self.virtual else functions
+
+    def can_be_given(self, slot: int) -> bool:
+        """A virtual machine could open the function if nobody has it."""
+        return self.bound[slot] and (self.has_physical_driver or not self.virtual)
 
     def ledger_event(self, read: int, asking: Asking) -> LedgerEvent:
         """What kubelet's ledger says."""
@@ -260,7 +276,7 @@ def _binds(slot: int, bound: bool) -> Happening[Node]:
 def _takes(slot: int) -> Happening[Node]:
     def enabled(node: Node) -> bool:
         o = node.outside
-        free = o.bound[slot] and o.holder(slot) is None and not o.owners(slot)
+        free = o.can_be_given(slot) and o.holder(slot) is None and not o.owners(slot)
         return free and not _is_chosen(o, slot) and not _is_elsewhere(o, slot)
 
     return Happening(
@@ -333,6 +349,31 @@ def _other_leaves(slot: int) -> Happening[Node]:
     )
 
 
+def _physical_is(*, bound: bool) -> Happening[Node]:
+    def enabled(node: Node) -> bool:
+        return node.outside.virtual and node.outside.has_physical_driver is not bound
+
+    def happens(node: Node) -> Node:
+        uevents = node.outside.uevents | {PHYSICAL_SLOT}
+        return node.with_(has_physical_driver=bound, disputed=True, uevents=uevents)
+
+    return Happening(f"the card is {'bound' if bound else 'unbound'}", enabled, happens)
+
+
+def _virtual(outside: Outside, functions: tuple[PciFunction, ...]) -> tuple[PciFunction, ...]:
+    """With the card, whose links to the functions go before an unplug waits (drivers/pci/iov.c)."""
+    off = {ADDRESSES[1]} if 1 in outside.waiting else set()
+    parts = [f if f.address in off else replace(f, physical=PHYSICAL) for f in functions]
+    card = gpu(
+        PHYSICAL,
+        9,
+        device="20b0",
+        model="A100",
+        driver="pci-pf-stub" if outside.has_physical_driver else None,
+    )
+    return (*parts, replace(card, has_virtual_functions=any(f.physical is not None for f in parts)))
+
+
 def _driver_gives(*, has_file: bool) -> Happening[Node]:
     def enabled(node: Node) -> bool:
         o = node.outside
@@ -368,7 +409,7 @@ def _pod_comes(*, last: bool) -> Happening[Node]:
         slot, number = choices(node)[-1 if last else 0], node.outside.pods + 1
         o = node.outside
         disputed = o.holder(slot) not in {None, *o.known} or bool(o.owners(slot)) or not o.bound[slot]
-        disputed = disputed or o.is_vague
+        disputed = disputed or o.is_vague or not o.can_be_given(slot)
         node = node.with_(pods=number, admitting=(slot, f"vm-{number}"), disputed=disputed)
         return node.stepped(allocate_call(ADDRESSES[slot], token=number))
 
@@ -377,7 +418,7 @@ def _pod_comes(*, last: bool) -> Happening[Node]:
 
 def _uevents_arrive(node: Node) -> Node:
     for slot in sorted(node.outside.uevents):
-        node = node.stepped(HostChanged(ADDRESSES[slot], None, "bind pci"))
+        node = node.stepped(HostChanged((*ADDRESSES, PHYSICAL)[slot], None, "bind pci"))
     return node.with_(uevents=frozenset())
 
 
@@ -403,6 +444,7 @@ HAPPENINGS: Final = (
     *(_pod_goes(s, forced=forced) for s in SLOTS for forced in (True, False)),
     _other_takes(0),
     *(_other_leaves(s) for s in SLOTS),
+    *(_physical_is(bound=bound) for bound in (False, True)),
     _driver_gives(has_file=True),
     _driver_gives(has_file=False),
     *losses(lambda node: node.outside.claim, lambda node, claim: node.with_(claim=claim)),
@@ -589,7 +631,7 @@ def check_settled(node: Node) -> None:
         elif not o.bound[slot]:
             wanted = "Unhealthy"
         else:
-            free = holder is None and not o.owners(slot) and not o.is_vague
+            free = holder is None and not o.owners(slot) and not o.is_vague and o.can_be_given(slot)
             wanted = "Healthy" if given is not None or free else "Unhealthy"
         if (said[0] if said is not None else None) != wanted:
             raise WrongError(

@@ -45,6 +45,10 @@ WORLDS = {
     "another driver's claim has one, a pod the other": Outside(
         (True, True), (None, VM), (None, VM), pods=1, has_driver=True, claim=OthersClaim(1, 1), claims=1
     ),
+    "two free virtual functions of a card": Outside((True, True), virtual=True),
+    "a pod has one of two virtual functions of a card": Outside(
+        (True, True), (None, VM), (None, VM), pods=1, virtual=True
+    ),
     "a pod that is gone holds one, an external process the other": Outside(
         (True, True), (VM, EXTERNAL), pods=1
     ),

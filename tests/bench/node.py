@@ -69,7 +69,7 @@ def discard(tree: HostTree) -> None:
 
 @final
 class Node:
-    """Has the GPUs of a tree, which is made unless it is given.
+    """Has the GPUs of a tree, which is made unless it is given; `addresses` are theirs if it is not by `plugged`.
 
     Without `uevents` nothing can be sent to the party, and two may run: the socket has one owner. `words` follow those
     of the party's own command.
@@ -82,11 +82,12 @@ class Node:
         *,
         gpus: int,
         tree: HostTree | None = None,
+        addresses: Sequence[str] | None = None,
         uevents: bool = True,
         words: Sequence[str] = (),
     ) -> None:
         self.party = party
-        self.gpus = gpu_addresses(gpus)
+        self.gpus = gpu_addresses(gpus) if addresses is None else tuple(addresses)
         self.directory = directory
         self._owned = tree is None
         self.tree = plugged(gpus) if tree is None else tree

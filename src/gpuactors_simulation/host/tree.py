@@ -288,9 +288,9 @@ class HostTree:
 
     def _enable_sriov(self, plugged: _Plugged, count: int, driver: str | None) -> Iterator[Uevent]:
         physical = plugged.spec
-        group = (
-            None if physical.group is None else physical.vf_group or max(self._vfio.members, default=0) + 1
-        )
+        group = physical.vf_group
+        if group is None and physical.group is not None:
+            group = max(self._vfio.members, default=0) + 1
         for number, address in enumerate(virtual_addresses(physical.address, count)):
             spec = replace(
                 physical,

@@ -505,7 +505,7 @@ def test_an_unselected_physical_function_is_no_device_and_has_no_name_of_pci_ids
 
 
 def test_a_physical_function_is_read_once_for_all_its_virtual_ones(tree: HostTree) -> None:
-    tree.plug(FLEX)
+    tree.plug(replace(FLEX, driver="pci-pf-stub"))
     tree.virtualize(FLEX.address, 4, "vfio-pci")
     chosen = reader(tree, [f"address={address}" for address in FLEX_VFS])
     look = chosen.look()
@@ -541,9 +541,9 @@ def test_the_vfio_driver_of_a_virtual_function_may_have_any_name(tree: HostTree)
     tree.virtualize(FLEX.address, 1)
     tree.bind(FLEX_VFS[0], "xe-vfio-pci")
     chosen = reader(tree, ["vendor=8086"])
-    assert [(f.driver, f.vfio_bound) for f in chosen.scan()] == [("i915", False), ("xe-vfio-pci", False)]
-    (tree.device_dir(FLEX_VFS[0]) / "vfio-dev/vfio3").mkdir(parents=True)
     assert [(f.driver, f.vfio_bound) for f in chosen.scan()] == [("i915", False), ("xe-vfio-pci", True)]
+    tree.remove_attribute(FLEX_VFS[0], "vfio-dev")
+    assert [(f.driver, f.vfio_bound) for f in chosen.scan()] == [("i915", False), ("xe-vfio-pci", False)]
 
 
 def test_a_physical_function_that_hangs_or_is_gone_is_told_with_its_virtual_one(tree: HostTree) -> None:

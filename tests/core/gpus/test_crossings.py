@@ -1,12 +1,14 @@
 """A device and its parts exclude each other, over both APIs: whoever has one, in whatever state, nobody gets the other.
 
 Each crossing has a holder, then one who asks for the other device, then the holder's end, after which the other device
-is given. The toy kind stands for the parts that are usable as they are: a card has two halves.
+is given. They are played for a physical function and its virtual functions, and for a card of the toy kind and its
+halves, which are usable as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pytest
@@ -14,36 +16,92 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.progress import CLAIM_TOMBSTONE_S
-from gpuactors.core.events.deviceplugin import AllocateAsked
+from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreferenceRequest
 from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Prepared
-from gpuactors.core.values.claim_states import ClaimState
-from gpuactors.core.values.effects import Granted, Refused
+from gpuactors.core.values.claim_states import OWNING, ClaimState
+from gpuactors.core.values.effects import Granted, Preferred, Refused
 from gpuactors.core.values.inventory import named
-from gpuactors.core.values.model import DeviceId, DeviceKey, ResourceName, device_key
+from gpuactors.core.values.model import DeviceId, DeviceKey, PciFunction, ResourceName, device_key
 from gpuactors.core.values.selector import parse_selector
 from gpuactors.core.values.slices import BlockKind, BlockReason
-from tests.core.builders import SETTINGS
+from tests.core.builders import H100, SETTINGS, A, B, C, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 from tests.core.kinds.toy import CARD, RESOURCE, card, half, registered
 
-WHOLE, ONE, OTHER = device_key(CARD), half(0), half(1)
-OF_WHOLE: Final = named(card(halved=False))
+
+@dataclass(frozen=True)
+class Card:
+    """A device with two parts, each with the resource that it is listed under."""
+
+    whole: DeviceKey
+    parts: tuple[DeviceKey, DeviceKey]
+    of_whole: ResourceName
+    of_parts: ResourceName
+    functions: Callable[[str, bool], Sequence[PciFunction]]
+    """The functions of the host: with this driver of the whole device, with the parts or without them."""
+    driver: str
+    """The driver that makes the parts."""
+    cause: Cause
+    """Why no claim has the whole device while parts are there."""
+    part: str
+    """What it is to the whole device; the next one: what the whole device is to a part."""
+    parent: str
+
+    @property
+    def one(self) -> DeviceKey:
+        return self.parts[0]
+
+    def core(self, *, parted: bool) -> ClaimCore:
+        core = ClaimCore(*self.functions(self.driver, parted), settings=SELECTING)
+        core.created(allocated(name("whole"), self.whole), allocated(name("one"), self.one))
+        return core
+
+    def now(self, core: ClaimCore, driver: str, *, parted: bool) -> None:
+        """The parts are made, or have gone."""
+        functions = self.functions(driver, parted)
+        core.unplugged(*(core.functions.keys() - {f.address for f in functions}))
+        core.changed(*functions)
+
+
+def _sriov(driver: str, parted: bool) -> Sequence[PciFunction]:
+    physical = replace(gpu(A, 1, driver=driver), has_virtual_functions=parted)
+    virtual = [replace(gpu(vf, 10 + n), physical=A) for n, vf in enumerate((B, C))]
+    return (physical, *virtual) if parted else (physical,)
+
+
+SRIOV: Final = Card(
+    whole=device_key(A),
+    parts=(device_key(B), device_key(C)),
+    of_whole=H100,
+    of_parts=ResourceName(f"{H100}_VF"),
+    functions=_sriov,
+    driver="xe",
+    cause=Cause.VIRTUAL_FUNCTIONS,
+    part="virtual function",
+    parent="physical function",
+)
+
+HALVES: Final = Card(
+    whole=device_key(CARD),
+    parts=(half(0), half(1)),
+    of_whole=named(card(halved=False)),
+    of_parts=RESOURCE,
+    functions=lambda driver, parted: (card(driver, halved=parted),),
+    driver="toy-halves",
+    cause=Cause.MEDIATED_DEVICES,
+    part="part",
+    parent="parent",
+)
 
 SELECTING: Final = replace(SETTINGS, selectors=(*SETTINGS.selectors, parse_selector("vendor=f00d")))
 
 
-@pytest.fixture(autouse=True)
-def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(params=[SRIOV, HALVES], ids=["virtual functions", "halves"])
+def of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     with registered(monkeypatch):
-        yield
-
-
-def core_of(driver: str = "toy-halves", *, halved: bool) -> ClaimCore:
-    core = ClaimCore(card(driver, halved=halved), settings=SELECTING)
-    core.created(allocated(name("whole"), WHOLE), allocated(name("one"), ONE))
-    return core
+        yield request.param
 
 
 def allocate(core: ClaimCore, resource: ResourceName, *devices: DeviceKey) -> object:
@@ -55,59 +113,59 @@ def cause_of(core: ClaimCore, key: DeviceKey) -> Cause:
     return core.state.assessments[key].status.cause
 
 
-# --- the holders of a half, and their ends ----------------------------------------------------------------------------
+# --- the holders of a part, and their ends ----------------------------------------------------------------------------
 
 
-def granted(core: ClaimCore) -> None:
-    assert isinstance(allocate(core, RESOURCE, ONE), Granted)
+def granted(core: ClaimCore, of: Card) -> None:
+    assert isinstance(allocate(core, of.of_parts, of.one), Granted)
 
 
-def pod(core: ClaimCore) -> None:
-    core.others[RESOURCE, ONE] = "vm-1"
+def pod(core: ClaimCore, of: Card) -> None:
+    core.others[of.of_parts, of.one] = "vm-1"
     core.pass_time(limits.LEDGER_QUIET_S)
 
 
-def pod_of_another_plugin(core: ClaimCore) -> None:
-    core.others["example.com/half", ONE] = "vm-1"
+def pod_of_another_plugin(core: ClaimCore, of: Card) -> None:
+    core.others["example.com/part", of.one] = "vm-1"
     core.pass_time(limits.LEDGER_QUIET_S)
 
 
-def prepared(core: ClaimCore) -> None:
+def prepared(core: ClaimCore, of: Card) -> None:
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
 
 
-def reserved(core: ClaimCore) -> None:
+def reserved(core: ClaimCore, of: Card) -> None:
     core.held_back = {"checkpoint"}
     core.prepare(name("one"))
     assert core.claim_state(name("one")) is ClaimState.RESERVED
 
 
-def being_prepared(core: ClaimCore) -> None:
+def being_prepared(core: ClaimCore, of: Card) -> None:
     core.held_back = {"files"}
     core.prepare(name("one"))
     assert core.claim_state(name("one")) is ClaimState.WRITING
 
 
-def being_released(core: ClaimCore) -> None:
+def being_released(core: ClaimCore, of: Card) -> None:
     core.prepare(name("one"))
     core.held_back = {"files"}
     core.unprepare(name("one"))
     assert core.claim_state(name("one")) is ClaimState.RELEASING
 
 
-def ended(core: ClaimCore) -> None:
-    """Whoever has the half is gone, and that is known."""
+def ended(core: ClaimCore, of: Card) -> None:
+    """Whoever has the part is gone, and that is known."""
     core.held_back = set()
     core.feed_answers()
     core.others.clear()
-    if core.claim_state(name("one")) in (ClaimState.PREPARED, ClaimState.DRIFTED):
+    if core.claim_state(name("one")) in OWNING - {ClaimState.RELEASING}:
         core.unprepare(name("one"))
     core.pass_time(limits.GRANT_GRACE_S + limits.LEDGER_S + POLL_S + CLAIM_TOMBSTONE_S)
 
 
-Holder = Callable[[ClaimCore], None]
+Holder = Callable[[ClaimCore, Card], None]
 
-OF_A_HALF: Final[dict[Holder, str]] = {
+OF_A_PART: Final[dict[Holder, str]] = {
     granted: "is just allocated",
     pod: "is allocated to pod default/vm-1",
     pod_of_another_plugin: "is allocated to pod default/vm-1",
@@ -116,37 +174,41 @@ OF_A_HALF: Final[dict[Holder, str]] = {
     prepared: "belongs to the claim default/one",
     being_released: "is being released from the claim default/one",
 }
-"""The holders of a half, with what a claim for the card is told of it."""
+"""The holders of a part, with what a claim for the card is told of it."""
 
 
-@pytest.mark.parametrize("holder", OF_A_HALF, ids=lambda holder: holder.__name__)
-def test_while_a_half_has_an_owner_the_card_is_held_and_the_other_half_is_free(holder: Holder) -> None:
-    core = core_of(halved=True)
-    holder(core)
-    assert core.state.offered.devices[WHOLE].blocked == BlockReason(BlockKind.HELD, "CardInUse")
-    assert core.refused(core.prepare(name("whole"))).causes == (Cause.MEDIATED_DEVICES,)
-    assert cause_of(core, OTHER) is Cause.FREE
-    assert isinstance(allocate(core, RESOURCE, OTHER), Granted)
+@pytest.mark.parametrize("holder", OF_A_PART, ids=lambda holder: holder.__name__)
+def test_while_a_part_has_an_owner_the_card_is_held_and_the_other_part_is_free(
+    of: Card, holder: Holder
+) -> None:
+    core = of.core(parted=True)
+    holder(core, of)
+    assert core.state.offered.devices[of.whole].blocked == BlockReason(BlockKind.HELD, "CardInUse")
+    assert core.refused(core.prepare(name("whole"))).causes == (of.cause,)
+    assert cause_of(core, of.parts[1]) is Cause.FREE
+    assert isinstance(allocate(core, of.of_parts, of.parts[1]), Granted)
 
 
-@pytest.mark.parametrize("holder", OF_A_HALF, ids=lambda holder: holder.__name__)
-def test_a_half_that_was_removed_under_its_owner_keeps_the_card_until_that_one_ends(holder: Holder) -> None:
-    core = core_of(halved=True)
-    holder(core)
-    core.changed(card("vfio-pci", halved=False))
-    assert core.device_list(OF_WHOLE) == {WHOLE: "Unhealthy"}
-    assert cause_of(core, WHOLE) is Cause.CARD_IN_USE
-    assert f"its part {ONE} is " in core.reason(WHOLE, OF_WHOLE)
+@pytest.mark.parametrize("holder", OF_A_PART, ids=lambda holder: holder.__name__)
+def test_a_part_that_was_removed_under_its_owner_keeps_the_card_until_that_one_ends(
+    of: Card, holder: Holder
+) -> None:
+    core = of.core(parted=True)
+    holder(core, of)
+    of.now(core, "vfio-pci", parted=False)
+    assert core.device_list(of.of_whole) == {of.whole: "Unhealthy"}
+    assert cause_of(core, of.whole) is Cause.CARD_IN_USE
+    assert f"its {of.part} {of.one} is " in core.reason(of.whole, of.of_whole)
     waiting = core.prepare(name("whole"))
     assert core.answer(waiting) is None
     assert core.claim_state(name("whole")) is ClaimState.WAITING
-    assert f"{WHOLE}: its part {ONE} {OF_A_HALF[holder]}" in core.problem(name("whole"))
+    assert f"{of.whole}: its {of.part} {of.one} {OF_A_PART[holder]}" in core.problem(name("whole"))
     if holder is granted:  # else the grant is over: kubelet's ledger does not confirm it
-        core.others[RESOURCE, ONE] = "vm-1"
-    refused = allocate(core, OF_WHOLE, WHOLE)
+        core.others[of.of_parts, of.one] = "vm-1"
+    refused = allocate(core, of.of_whole, of.whole)
     assert isinstance(refused, Refused)
     assert refused.causes == (Cause.CARD_IN_USE,)
-    ended(core)
+    ended(core, of)
     assert core.state.kubelet.ancestors == {}
     assert isinstance(core.answer(core.prepare(name("whole"))), Prepared)
 
@@ -154,18 +216,18 @@ def test_a_half_that_was_removed_under_its_owner_keeps_the_card_until_that_one_e
 # --- the holders of a card, and their ends ----------------------------------------------------------------------------
 
 
-def pod_of_the_hosts_driver(core: ClaimCore) -> None:
-    core.others["example.com/card", WHOLE] = "container"
+def pod_of_the_hosts_driver(core: ClaimCore, of: Card) -> None:
+    core.others["example.com/card", of.whole] = "container"
     core.pass_time(limits.LEDGER_QUIET_S)
 
 
-def card_reserved(core: ClaimCore) -> None:
+def card_reserved(core: ClaimCore, of: Card) -> None:
     core.held_back = {"checkpoint"}
     core.prepare(name("whole"))
     assert core.claim_state(name("whole")) is ClaimState.RESERVED
 
 
-def card_being_bound(core: ClaimCore) -> None:
+def card_being_bound(core: ClaimCore, of: Card) -> None:
     core.held_back = {"device"}
     core.prepare(name("whole"))
     assert core.claim_state(name("whole")) is ClaimState.BINDING
@@ -183,43 +245,43 @@ OF_A_CARD: Final[dict[Holder, tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("holder", OF_A_CARD, ids=lambda holder: holder.__name__)
-def test_while_a_card_has_an_owner_a_half_that_is_made_is_not_given(holder: Holder) -> None:
-    core = core_of(halved=False)
-    holder(core)
-    core.changed(card())
+def test_while_a_card_has_an_owner_a_part_that_is_made_is_not_given(of: Card, holder: Holder) -> None:
+    core = of.core(parted=False)
+    holder(core, of)
+    of.now(core, of.driver, parted=True)
     in_list, in_claim = OF_A_CARD[holder]
-    assert core.device_list(RESOURCE) == dict.fromkeys(sorted((ONE, OTHER)), "Unhealthy")
-    assert core.reason(ONE, RESOURCE) == f"its parent {WHOLE} {in_list}"
-    refused = allocate(core, RESOURCE, ONE)
+    assert core.device_list(of.of_parts) == dict.fromkeys(sorted(of.parts), "Unhealthy")
+    assert core.reason(of.one, of.of_parts) == f"its {of.parent} {of.whole} {in_list}"
+    refused = allocate(core, of.of_parts, of.one)
     assert isinstance(refused, Refused)
     assert refused.causes == (Cause.CARD_IN_USE,)
-    assert core.state.offered.devices[ONE].blocked == BlockReason(BlockKind.HELD, "CardInUse")
+    assert core.state.offered.devices[of.one].blocked == BlockReason(BlockKind.HELD, "CardInUse")
     core.prepare(name("one"))
     assert core.claim_state(name("one")) is ClaimState.WAITING
-    assert f"{ONE}: its parent {WHOLE} {in_claim}" in core.problem(name("one"))
+    assert f"{of.one}: its {of.parent} {of.whole} {in_claim}" in core.problem(name("one"))
 
 
-def test_a_half_is_given_when_the_pod_of_its_card_has_ended() -> None:
-    core = core_of(halved=True)
-    pod_of_the_hosts_driver(core)
+def test_a_part_is_given_when_the_pod_of_its_card_has_ended(of: Card) -> None:
+    core = of.core(parted=True)
+    pod_of_the_hosts_driver(core, of)
     waiting = core.prepare(name("one"))
     assert core.answer(waiting) is None
     core.others.clear()
     core.pass_time(limits.LEDGER_QUIET_S)
     assert isinstance(core.answer(waiting), Prepared)
-    assert core.device_list(RESOURCE)[OTHER] == "Healthy"
+    assert core.device_list(of.of_parts)[of.parts[1]] == "Healthy"
 
 
 # --- who asks at once -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first", ["whole", "one"])
-def test_of_two_claims_that_are_read_at_once_one_gets_the_card(first: str) -> None:
-    core = core_of(halved=False)
+def test_of_two_claims_that_are_read_at_once_one_gets_the_card(of: Card, first: str) -> None:
+    core = of.core(parted=False)
     core.held_back = {"read", "checkpoint"}
     second = "one" if first == "whole" else "whole"
     tokens = [core.prepare(name(first))]
-    core.changed(card())
+    of.now(core, of.driver, parted=True)
     tokens.append(core.prepare(name(second)))
     core.release("read")
     states = {claim: core.claim_state(name(claim)) for claim in ("whole", "one")}
@@ -227,25 +289,36 @@ def test_of_two_claims_that_are_read_at_once_one_gets_the_card(first: str) -> No
     assert sum(core.answer(token) is not None for token in tokens) <= 1
 
 
-def test_an_allocate_that_waits_for_its_facts_is_refused_once_a_claim_has_reserved_the_card() -> None:
-    core = core_of(halved=False)
-    card_reserved(core)
-    core.changed(card())
+def test_an_allocate_that_waits_for_its_facts_is_refused_once_a_claim_has_reserved_the_card(of: Card) -> None:
+    core = of.core(parted=False)
+    card_reserved(core, of)
+    of.now(core, of.driver, parted=True)
     core.silent = True
     token = core.token()
-    core.feed(AllocateAsked(token, RESOURCE, ((DeviceId(ONE),),)))
+    core.feed(AllocateAsked(token, of.of_parts, ((DeviceId(of.one),),)))
     assert core.allocation(token) is None
     core.silent = False
     core.feed()
     core.feed_answers()
     refused = core.allocation(token)
     assert isinstance(refused, Refused)
-    assert f"its parent {WHOLE} is in use by the claim default/whole" in refused.reason
+    assert f"its {of.parent} {of.whole} is in use by the claim default/whole" in refused.reason
 
 
-def test_no_claim_has_a_card_and_a_half_of_it() -> None:
-    core = core_of(halved=True)
-    assert core.state.index.relatives(ONE) == {WHOLE}
-    assert core.state.index.relatives(WHOLE) == {ONE, OTHER}
-    refused = core.refused(core.prepare(allocated(name("both"), ONE, WHOLE)))
-    assert refused.causes == (Cause.MEDIATED_DEVICES,)
+def test_no_claim_has_a_card_and_a_part_of_it(of: Card) -> None:
+    core = of.core(parted=True)
+    assert core.state.index.relatives(of.one) == {of.whole}
+    assert core.state.index.relatives(of.whole) == {of.one, of.parts[1]}
+    refused = core.refused(core.prepare(allocated(name("both"), of.one, of.whole)))
+    assert refused.causes == (of.cause,)
+
+
+def test_a_preference_names_the_parts_of_a_card_that_another_pod_has_last() -> None:
+    """Kubelet has not received the list yet in which they are Unhealthy."""
+    other, of_other = gpu("0000:04:00.0", 4, driver="xe"), gpu("0000:04:00.1", 5)
+    functions = (*_sriov("xe", True), replace(other, has_virtual_functions=True))
+    core = ClaimCore(*functions, replace(of_other, physical=other.address))
+    pod_of_the_hosts_driver(core, SRIOV)
+    ids = tuple(DeviceId(key) for key in (*SRIOV.parts, of_other.address))
+    asked = PreferenceAsked(core.token(), SRIOV.of_parts, (PreferenceRequest(ids, (), 1),))
+    assert core.answers(asked) == [Preferred(((ids[2],),))]

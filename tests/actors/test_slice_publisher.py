@@ -28,10 +28,10 @@ from gpuactors.core.values.slices import (
     Offer,
     OfferedDevice,
     Publication,
-    ServerKeepsTaints,
+    ServerKeeps,
 )
 from gpuactors_simulation.kube.server import ApiFault, FakeApiServer
-from gpuactors_simulation.kube.status import NODES, SLICES, Object
+from gpuactors_simulation.kube.status import NODES, SLICES, Cause, Object, invalid
 from tests.kube.cluster import DRIVER, NODE, Cluster, cluster
 from tests.support.offered import offered_gpu
 
@@ -141,7 +141,9 @@ async def test_devices_are_published_in_the_pool_of_the_node(autojump_clock: Moc
         }  # fmt: skip
         assert stored["spec"]["nodeName"] == stored["spec"]["pool"]["name"] == NODE
         assert found.names() == names(A, B)
-        assert found.last == Publication(DRIVER, ServerKeepsTaints.YES, settled=True, generation=1, slices=1)
+        kept = ServerKeeps.YES
+        whole = Publication(DRIVER, kept, settled=True, generation=1, slices=1, keeps_counters=kept)
+        assert found.last == whole
 
 
 async def test_a_change_is_one_request(autojump_clock: MockClock) -> None:
@@ -427,7 +429,7 @@ async def test_where_taints_are_dropped_a_held_device_is_withdrawn(autojump_cloc
     async with published(offer(A, replace(B, blocked=HELD)), gate_off()) as found:
         await found.settled()
         assert found.names() == names(A)
-        assert found.last.keeps_taints is ServerKeepsTaints.NO
+        assert found.last.keeps_taints is ServerKeeps.NO
         assert found.last.withdrawn == (*names(B),)
         await found.expect_peace()
         await found.change(offer(A, B))
@@ -487,6 +489,81 @@ async def test_two_replicas_of_which_one_drops_taints_make_no_loop(autojump_cloc
         await found.settled()
 
 
+CARD = "pf-0000-3b-00-0-counter-set"
+PHYSICAL = replace(A, counter_set=CARD, is_whole=True)
+VIRTUAL = replace(B, counter_set=CARD)
+
+
+def counters(found: Published) -> tuple[list[Object], dict[str, Any]]:
+    """The counter sets of the pool, and what each device consumes."""
+    sets = [s for stored in found.server.slices() for s in stored["spec"].get("sharedCounters", [])]
+    return sets, {d["name"]: d["consumesCounters"] for d in found.devices() if "consumesCounters" in d}
+
+
+async def test_a_card_and_its_parts_consume_the_counters_of_a_slice_of_its_own(
+    autojump_clock: MockClock,
+) -> None:
+    async with published(offer(PHYSICAL, VIRTUAL)) as found:
+        await found.settled()
+        one = {"counters": {"vf-slots": {"value": "1"}}}
+        sets, consumed = counters(found)
+        assert sets == [{"name": CARD, **one}]
+        assert consumed == {name: [{"counterSet": CARD, **one}] for name in names(PHYSICAL, VIRTUAL)}
+        assert len(found.server.slices()) == 2
+        assert found.last.keeps_counters is ServerKeeps.YES
+        await found.expect_peace()
+        await found.change(offer(replace(A, claimed=True)))
+        assert counters(found) == ([], {})
+        assert len(found.server.slices()) == 1
+
+
+async def test_a_server_that_drops_counters_gets_none(autojump_clock: MockClock) -> None:
+    async with published(offer(PHYSICAL, VIRTUAL), FakeApiServer(partitionable_devices=False)) as found:
+        await found.settled()
+        assert counters(found) == ([], {})
+        assert (found.last.keeps_taints, found.last.keeps_counters) == (ServerKeeps.YES, ServerKeeps.NO)
+        await found.expect_peace()
+        found.server.partitionable_devices = True
+        await trio.sleep(HOUR_S * (1 + limits.API_HOUR_JITTER) + 60.0)
+        await found.settled()
+        assert [s["name"] for s in counters(found)[0]] == [CARD]
+
+
+async def test_a_server_that_stops_keeping_counters_is_found_out(autojump_clock: MockClock) -> None:
+    """It keeps those that it has, as taints."""
+    async with published(offer(PHYSICAL, VIRTUAL)) as found:
+        await found.settled()
+        found.server.partitionable_devices = False
+        found.server.break_connections()
+        await trio.sleep(60.0)
+        await found.settled()
+        assert counters(found) == ([], {})
+        await found.expect_peace()
+
+
+async def test_a_server_with_another_layout_of_counters_gets_none_and_keeps_taints(
+    autojump_clock: MockClock,
+) -> None:
+    """Kubernetes 1.34 with the gate on refuses a device whose set is in another slice."""
+    async with published(None) as found:
+        prepare = found.server._prepare_slice
+
+        def of_1_34(new: Object, old: Object | None) -> None:
+            for device in new["spec"].get("devices", ()):
+                if "consumesCounters" in device:
+                    wrong = Cause(
+                        "spec.devices[0].consumesCounters[0]", "FieldValueInvalid", "counterSet not found"
+                    )
+                    raise invalid(SLICES, "", [wrong])
+            prepare(new, old)
+
+        found.server._prepare_slice = of_1_34  # type: ignore[method-assign]
+        await found.change(offer(PHYSICAL, VIRTUAL))
+        assert found.names() == names(A, B)
+        assert (found.last.keeps_taints, found.last.keeps_counters) == (ServerKeeps.YES, ServerKeeps.NO)
+        await found.expect_peace()
+
+
 async def test_a_refused_question_about_taints_withdraws_and_is_told(autojump_clock: MockClock) -> None:
     """RBAC without create, for one: a held device is not offered while it is not known."""
     async with published(None) as found:
@@ -494,7 +571,7 @@ async def test_a_refused_question_about_taints_withdraws_and_is_told(autojump_cl
         found.offers.set(offer(A, replace(B, blocked=HELD)))
         await trio.sleep(60.0)
         assert found.names() == names(A)
-        assert found.last.keeps_taints is ServerKeepsTaints.UNKNOWN
+        assert found.last.keeps_taints is ServerKeeps.UNKNOWN
         assert "403" in found.last.problem
         await trio.sleep(HOUR_S * (1 + limits.API_HOUR_JITTER))
         assert found.names() == names(A, B)

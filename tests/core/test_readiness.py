@@ -15,7 +15,7 @@ from gpuactors.core.reports.readiness import unmet_prerequisites
 from gpuactors.core.step import initial_state
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import Role, Settings
-from gpuactors.core.values.slices import Publication, ServerKeepsTaints
+from gpuactors.core.values.slices import Publication, ServerKeeps
 from tests.core.builders import H100, SETTINGS, Core, gpu
 from tests.core.gpus.claim_core import ClaimCore
 
@@ -115,7 +115,7 @@ def test_claims_need_their_checkpoint_and_their_slices() -> None:
     assert of_claims(core) == ["claims of gpu.nvidia.com: their checkpoint has not been read yet"]
     core.feed(Ticked())
     assert of_claims(core) == ["claims of gpu.nvidia.com: no ResourceSlice has been published yet"]
-    published = Publication("gpu.nvidia.com", ServerKeepsTaints.YES, True, 1, 1)
+    published = Publication("gpu.nvidia.com", ServerKeeps.YES, True, 1, 1)
     core.feed(
         SlicesPublished(replace(published, settled=False, problem="the API server is away"), ClaimsOf.GPUS)
     )

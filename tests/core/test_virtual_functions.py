@@ -20,7 +20,7 @@ from gpuactors.core.values.claim import ActFault, ClaimsOf, DraHealth, Prepared,
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Grant, Granted, Ready, Refused
 from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, ResourceName, device_key
-from gpuactors.core.values.slices import Attribute, BlockKind, BlockReason, ServerKeepsTaints
+from gpuactors.core.values.slices import Attribute, BlockKind, BlockReason, ServerKeeps
 from tests.core.builders import H100, audio, gpu, pre_start_call
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
@@ -132,7 +132,7 @@ def test_one_on_nvidias_driver_is_a_vgpu_and_is_never_given_away(vfio: bool) -> 
     assert core.refused(core.prepare(allocated(name("one"), VF))).causes == (Cause.VIRTUAL_FUNCTION,)
     assert core.acts == []
     assert core.wanted.offer is not None
-    pool = wanted_pool(core.wanted.offer, ServerKeepsTaints.YES)
+    pool = wanted_pool(core.wanted.offer, ServerKeeps.YES)
     assert [d.name for d in pool.devices] == ["gpu-0000-01-00-0"]
     assert "on NVIDIA's driver" in pool.left_out["gpu-0000-01-00-4"]
 
@@ -149,7 +149,7 @@ def test_the_operator_may_give_both_one_name() -> None:
 def test_a_slice_has_both_and_the_physical_one_with_a_taint() -> None:
     core = ClaimCore(physical(), replace(virtual(), numa_node=1), gpu(OTHER, 2))
     assert core.wanted.offer is not None
-    pool = wanted_pool(core.wanted.offer, ServerKeepsTaints.YES)
+    pool = wanted_pool(core.wanted.offer, ServerKeeps.YES)
     taints = {d.name: [t.value for t in d.taints] for d in pool.devices}
     assert taints == {
         "gpu-0000-01-00-0": ["VirtualFunctions"],

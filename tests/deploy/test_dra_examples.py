@@ -17,7 +17,7 @@ from gpuactors.core.gpus.config import decoded
 from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.values.model import device_key
 from gpuactors.core.values.naming import DOMAINS
-from gpuactors.core.values.slices import STANDARD, Offer, OfferedDevice, ServerKeepsTaints
+from gpuactors.core.values.slices import STANDARD, Offer, OfferedDevice, ServerKeeps
 from tests.core.builders import Core, gpu
 from tests.deploy.cel import CelError, evaluated
 from tests.deploy.manifests import DEPLOY, Manifest
@@ -85,7 +85,7 @@ def published() -> Mapping[str, Manifest]:
 
 
 def _attributes(device: OfferedDevice) -> dict[str, dict[str, object]]:
-    (shown,) = wanted_pool(Offer(DRIVER, "node-1", (device,)), ServerKeepsTaints.YES).devices
+    (shown,) = wanted_pool(Offer(DRIVER, "node-1", (device,)), ServerKeeps.YES).devices
     found: dict[str, dict[str, object]] = {}
     for name, attribute in shown.attributes.items():
         domain, _, own = name.rpartition("/")

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from gpuactors import limits
-from gpuactors.core.claims.pool import has_taints, probe_spec
-from gpuactors.core.values.slices import Attribute, SliceDevice, StoredSlice, Taint
+from gpuactors.core.claims.pool import has_counters, has_taints, probe_spec
+from gpuactors.core.values.slices import Attribute, CounterSet, SliceDevice, StoredSlice, Taint
 from gpuactors.kube import objects
 from gpuactors.kube import watch as kube_watch
 from gpuactors.kube.slices import KubeSlices
@@ -265,12 +265,31 @@ async def at() -> AsyncIterator[Cluster]:
         yield found
 
 
-async def test_a_dry_run_stores_nothing_and_shows_whether_taints_are_kept(at: Cluster) -> None:
+async def test_a_dry_run_stores_nothing_and_shows_what_is_kept(at: Cluster) -> None:
     for gate in (True, False):
-        at.server.device_taints = gate
-        stored = await at.slices.create(probe_spec(DRIVER, NODE), 0, at.node_uid, dry_run=True)
-        assert has_taints(stored.spec) is gate
+        at.server.device_taints, at.server.partitionable_devices = gate, not gate
+        probe = probe_spec(DRIVER, NODE, counters=True)
+        stored = await at.slices.create(probe, 0, at.node_uid, dry_run=True)
+        assert (has_taints(stored.spec), has_counters(stored.spec)) == (gate, not gate)
     assert at.server.slices() == []
+
+
+async def test_counters_that_are_written_are_read(at: Cluster) -> None:
+    card = CounterSet("pf-0000-3b-00-0-counter-set", {"vf-slots": "2"})
+    consuming = replace(device("gpu-a"), consumes=(CounterSet(card.name, {"vf-slots": "1"}),))
+    for index, wanted in enumerate(
+        (replace(spec(), devices=(consuming,)), replace(spec(), counter_sets=(card,)))
+    ):
+        wanted = replace(wanted, devices=wanted.devices if index == 0 else ())  # noqa: PLW2901
+        stored = await at.slices.create(wanted, index, at.node_uid)
+        assert stored.spec == wanted
+
+
+async def test_a_slice_with_counter_sets_and_devices_is_refused(at: Cluster) -> None:
+    """gate-on-slice-create-sets-and-devices."""
+    card = CounterSet("card", {"vf-slots": "2"})
+    with pytest.raises(ApiRefused, match="only one of `sharedCounters` or `devices` is allowed"):
+        await at.slices.create(replace(spec("gpu-a"), counter_sets=(card,)), 0, at.node_uid)
 
 
 async def test_the_name_of_a_slice_begins_with_its_place(at: Cluster) -> None:
@@ -356,7 +375,7 @@ def test_a_slice_of_a_real_server_is_understood_in_full(number: int) -> None:
     ("path", "value", "named"),
     [
         (("allNodes",), True, "allNodes"),
-        (("sharedCounters",), [{"name": "x"}], "sharedCounters"),
+        (("sharedCounters",), [{"name": "x"}], None),
         (("devices", 0, "allowMultipleAllocations"), True, "devices[0].allowMultipleAllocations"),
         (("devices", 1, "capacity"), {"memory": {"value": "80Gi"}}, None),
         (

@@ -32,7 +32,7 @@ TABLE: Final[dict[Version, Differences]] = {
     (1, 36): Differences(kubelet=KUBELET_1_36, dra_by_default=True),
 }
 
-WITHOUT_DRA_GATES: Final = "DRADeviceTaints=false,DRAExtendedResource=false"
+WITHOUT_DRA_GATES: Final = "DRADeviceTaints=false,DRAExtendedResource=false,DRAPartitionableDevices=false"
 """`--feature-gates` of an API server that is to treat slices and classes as before 1.36 with its default gates."""
 
 

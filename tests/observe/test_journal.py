@@ -54,7 +54,7 @@ from gpuactors.core.values.model import (
     device_key,
     pci_address,
 )
-from gpuactors.core.values.slices import Publication, ServerKeepsTaints
+from gpuactors.core.values.slices import Publication, ServerKeeps
 from gpuactors.observe import journal as observe_journal
 from gpuactors.observe import log
 from gpuactors.observe.journal import (
@@ -177,7 +177,7 @@ EVENTS: tuple[events.Event, ...] = (
     claim_events.FilesTouched(ClaimsOf.GPUS),
     claim_events.FilesTouched(ClaimsOf.GPUS, (CLAIM.name.uid,)),
     claim_events.SlicesPublished(
-        Publication("gpu.example", ServerKeepsTaints.YES, True, 1, 1, ("gpu-1",), (), {GPU: "VMD"}),
+        Publication("gpu.example", ServerKeeps.YES, True, 1, 1, ("gpu-1",), (), {GPU: "VMD"}),
         ClaimsOf.GPUS,
     ),
     claim_events.PrepareAsked(Token(6), CLAIM.name, ClaimsOf.DOMAINS),

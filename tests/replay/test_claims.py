@@ -13,7 +13,7 @@ from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.model import PciAddress
-from gpuactors.core.values.slices import Publication, ServerKeepsTaints
+from gpuactors.core.values.slices import Publication, ServerKeeps
 from gpuactors_simulation.replay_page.lanes import statuses
 from tests.core.builders import gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
@@ -46,7 +46,7 @@ def story() -> RecordedClaims:
     core.pass_time(1.0)
     core.feed(
         SlicesPublished(
-            Publication("gpu.nvidia.com", ServerKeepsTaints.YES, True, 2, 1, (), (), {}, ""), ClaimsOf.GPUS
+            Publication("gpu.nvidia.com", ServerKeeps.YES, True, 2, 1, (), (), {}, ""), ClaimsOf.GPUS
         )
     )
     return core

@@ -28,7 +28,7 @@ import yaml
 from gpuactors.actors.api_retry import backoff_s
 from gpuactors.actors.slice_publisher import TAINTS_ASKED_LOST_S
 from gpuactors.core.claims.pool import wanted_pool
-from gpuactors.core.values.slices import ServerKeepsTaints, SliceSpec
+from gpuactors.core.values.slices import ServerKeeps, SliceSpec
 from gpuactors.kube import objects
 from gpuactors.kube.client import ApiClient
 from gpuactors.kube.config import FileAccess, Server
@@ -196,7 +196,7 @@ def many_slices(api: Api, nodes: int) -> None:
     todo = [number for number in range(nodes) if node_name(number) not in made]
     for number in todo:
         name = node_name(number)
-        devices = wanted_pool(gpu_offer(name), ServerKeepsTaints.NO).devices
+        devices = wanted_pool(gpu_offer(name), ServerKeeps.NO).devices
         spec = SliceSpec(DRIVER, name, name, 1, 1, devices)
         api.create(SLICES, json.loads(objects.written_slice(spec, objects.Meta(generate_name=f"{name}-"))))
     after = metrics(api)

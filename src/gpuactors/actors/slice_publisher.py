@@ -6,8 +6,9 @@ written before: so a deletion by kubelet, an edit by somebody, a lost answer and
 write of ours counts when the watch shows it, and until then nothing else is compared; so no write follows from an older
 view.
 
-Whether a blocked device gets a taint or is withdrawn depends on whether the server keeps taints, which is asked by a
-dry run. Must not decide what is offered: that is the registry's, which gets a `Publication` of what was learnt.
+Whether a blocked device gets a taint or is withdrawn depends on whether the server keeps taints, and whether the parts
+of a card consume counters on whether it keeps those: one dry run asks for both. Must not decide what is offered: that
+is the registry's, which gets a `Publication` of what was learnt.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from gpuactors.actors.api_retry import backoff_s, for_ever
 from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.jitter import about, shorter
 from gpuactors.concurrency.latest import LatestReader
-from gpuactors.core.claims.pool import Pool, has_taints, probe_spec, wanted_pool
+from gpuactors.core.claims.pool import Pool, has_counters, has_taints, probe_spec, wanted_pool
 from gpuactors.core.claims.slice_writes import Answered, Create, Delete, Update, Write, writes
-from gpuactors.core.values.slices import Offer, Publication, ServerKeepsTaints, SliceSpec, StoredSlice
+from gpuactors.core.values.slices import Offer, Publication, ServerKeeps, SliceSpec, StoredSlice
 from gpuactors.ports.kube import (
     ApiError,
     ApiRefused,
@@ -41,8 +42,8 @@ from gpuactors.ports.kube import (
 
 TAINTS_ASKED_S: Final = 3600.0
 """The interval, in seconds, give or take API_HOUR_JITTER, between two questions to the API server whether it keeps
-taints. It is also asked at the start, after each connection that was lost and after a write with taints: its gate may
-be switched while it restarts one replica after the other."""
+taints and counters. It is also asked at the start, after each connection that was lost and after a write with any: its
+gates may be switched while it restarts one replica after the other."""
 
 TAINTS_ASKED_LOST_S: Final = 60.0
 """The time within which it is asked after a lost connection, in seconds, at a random moment: every node has lost its
@@ -172,8 +173,9 @@ class _Publisher:
         self._watching = trio.CancelScope()
         self._owner: str | None = None
         """The UID of our Node object."""
-        self._keeps = ServerKeepsTaints.UNKNOWN
-        self._ask_taints_at = -inf
+        self._keeps_taints = ServerKeeps.UNKNOWN
+        self._keeps_counters = ServerKeeps.UNKNOWN
+        self._ask_at = -inf
         self._answers: dict[str, Answered] = {}
         self._written: Pool | None = None
         """The last written pool."""
@@ -183,7 +185,8 @@ class _Publisher:
         """The time of its first change since the server had what was offered."""
         self._restored_at: deque[float] = deque()
         self._unfollowed = ""
-        """Why the slices cannot be followed; the next two: why they cannot be written, why taints cannot be asked."""
+        """Why the slices cannot be followed; the next two: why they cannot be written, why it cannot be asked what
+        the server keeps."""
         self._unwritten = ""
         self._unasked = ""
         self._told: Publication | None = None
@@ -200,7 +203,7 @@ class _Publisher:
 
     def _pool(self) -> Pool:
         """Return the pool that the server is to have."""
-        return wanted_pool(self._offer, self._keeps)
+        return wanted_pool(self._offer, self._keeps_taints, self._keeps_counters)
 
     def _wake(self) -> None:
         self._changed.set()
@@ -216,8 +219,8 @@ class _Publisher:
         self._view.slices = None
         # A server that was away may have another setting now. Counted from the last failure, as after a long
         # outage all nodes would else ask at once.
-        if self._keeps is not ServerKeepsTaints.UNKNOWN:
-            self._ask_taints_at = trio.current_time() + shorter(TAINTS_ASKED_LOST_S, 1.0)
+        if self._keeps_taints is not ServerKeeps.UNKNOWN:
+            self._ask_at = trio.current_time() + shorter(TAINTS_ASKED_LOST_S, 1.0)
         self._unfollowed = str(error)
         await self._tell()
 
@@ -262,11 +265,11 @@ class _Publisher:
         owner_is_new = self._owner is None
         if self._owner is None:
             self._owner = (await self._ports.node.read()).uid
-        if trio.current_time() >= self._ask_taints_at:
-            await self._ask_taints(self._owner)
+        if trio.current_time() >= self._ask_at:
+            await self._ask(self._owner)
         if not (todo := self._to_write(self._owner)):
             self._unwritten, self._unwritten_since = "", inf
-            return max(0.0, self._ask_taints_at - trio.current_time())
+            return max(0.0, self._ask_at - trio.current_time())
         if (pause_s := self._pause_s()) > 0.0:
             return pause_s
         if not owner_is_new and any(isinstance(write, Create) for write in todo):
@@ -322,27 +325,42 @@ class _Publisher:
         self._answers = {name: answer for name, answer in self._answers.items() if name in slices}
         self._answers[stored.name] = Answered(spec, stored.spec)
         self._view.expect(stored.name, stored.version)
-        if has_taints(spec) and not has_taints(stored.spec):
-            self._keeps = ServerKeepsTaints.NO
+        drops_taints = has_taints(spec) and not has_taints(stored.spec)
+        drops_counters = has_counters(spec) and not has_counters(stored.spec)
+        if drops_taints:
+            self._keeps_taints = ServerKeeps.NO
+        if drops_counters:
+            self._keeps_counters = ServerKeeps.NO
+        if drops_taints or drops_counters:
             # Not at once: of two replicas of the server one may drop what the other keeps.
-            self._ask_taints_at = trio.current_time() + about(TAINTS_ASKED_S, limits.API_HOUR_JITTER)
-        elif has_taints(spec):
-            # A slice that had taints keeps them also where the gate is off now, and only a new one shows it.
-            self._ask_taints_at = -inf
+            self._ask_at = trio.current_time() + about(TAINTS_ASKED_S, limits.API_HOUR_JITTER)
+        elif has_taints(spec) or has_counters(spec):
+            # A slice that had some keeps them also where the gate is off now, and only a new one shows it.
+            self._ask_at = -inf
 
-    async def _ask_taints(self, owner: str) -> None:
-        """Find out whether the server keeps taints. A refusal leaves the answer as it was."""
-        probe = probe_spec(self._offer.driver, self._offer.node)
+    async def _ask(self, owner: str) -> None:
+        """Find out whether the server keeps taints and counters. A refusal leaves the answer as it was."""
         try:
-            stored = await self._ports.slices.create(probe, 0, owner, dry_run=True)
+            stored = await self._probed(owner)
         except ApiRefused as exc:
             if exc.code == 429 or exc.code >= 500:
                 raise
             self._unasked = str(exc)
         else:
             self._unasked = ""
-            self._keeps = ServerKeepsTaints.YES if has_taints(stored.spec) else ServerKeepsTaints.NO
-        self._ask_taints_at = trio.current_time() + about(TAINTS_ASKED_S, limits.API_HOUR_JITTER)
+            self._keeps_taints = ServerKeeps.YES if has_taints(stored) else ServerKeeps.NO
+            self._keeps_counters = ServerKeeps.YES if has_counters(stored) else ServerKeeps.NO
+        self._ask_at = trio.current_time() + about(TAINTS_ASKED_S, limits.API_HOUR_JITTER)
+
+    async def _probed(self, owner: str) -> SliceSpec:
+        """Return what the server makes of a probe. Raises `ApiError`."""
+        driver, node, create = self._offer.driver, self._offer.node, self._ports.slices.create
+        try:
+            return (await create(probe_spec(driver, node, counters=True), 0, owner, dry_run=True)).spec
+        except ApiRefused as exc:
+            if exc.code != 422:
+                raise
+        return (await create(probe_spec(driver, node, counters=False), 0, owner, dry_run=True)).spec
 
     def _list_anew(self) -> None:
         """List everything anew: the watch has not shown a write."""
@@ -362,7 +380,7 @@ class _Publisher:
         )
         publication = Publication(
             driver=self._offer.driver,
-            keeps_taints=self._keeps,
+            keeps_taints=self._keeps_taints,
             settled=settled,
             generation=max((s.spec.generation for s in slices.values()), default=0),
             slices=len(slices),
@@ -370,6 +388,7 @@ class _Publisher:
             withdrawn=pool.withdrawn,
             left_out=pool.left_out,
             problem=problem,
+            keeps_counters=self._keeps_counters,
         )
         if publication != self._told:
             self._told = publication

@@ -83,6 +83,7 @@ def _slices(published: Publication, reasons: Mapping[str, str]) -> SlicesView:
         left_out=tuple(BlockedView(name, reason) for name, reason in sorted(published.left_out.items())),
         problem=published.problem,
         keeps_taints=str(published.keeps_taints),
+        keeps_counters=str(published.keeps_counters),
     )
 
 

@@ -67,6 +67,7 @@ class SlicesView(Struct, frozen=True):
     problem: str
     keeps_taints: str
     """Whether the API server keeps taints: `yes`, `no`, `unknown`."""
+    keeps_counters: str = "unknown"
 
 
 class ClaimsView(Struct, frozen=True):

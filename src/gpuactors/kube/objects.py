@@ -20,7 +20,7 @@ from gpuactors.core.values.claim import (
     Json,
     OpaqueConfig,
 )
-from gpuactors.core.values.slices import Attribute, SliceDevice, SliceSpec, StoredSlice, Taint
+from gpuactors.core.values.slices import Attribute, CounterSet, SliceDevice, SliceSpec, StoredSlice, Taint
 from gpuactors.core.values.text import encodable
 from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.ports.kube import ObjectRef
@@ -219,10 +219,21 @@ class _Capacity(msgspec.Struct):
     value: str = ""
 
 
-class _Device(msgspec.Struct, omit_defaults=True):
+class _Consumption(msgspec.Struct, rename="camel"):
+    counter_set: str = ""
+    counters: dict[str, _Capacity] = {}
+
+
+class _CounterSet(msgspec.Struct):
+    name: str = ""
+    counters: dict[str, _Capacity] = {}
+
+
+class _Device(msgspec.Struct, rename="camel", omit_defaults=True):
     name: str
     attributes: dict[str, _Attribute] = {}
     capacity: dict[str, _Capacity] = {}
+    consumes_counters: list[_Consumption] = []
     taints: list[_Taint] = []
 
 
@@ -231,6 +242,7 @@ class _Spec(msgspec.Struct, rename="camel", omit_defaults=True):
     node_name: str = ""
     pool: _Pool = msgspec.field(default_factory=_Pool)
     devices: list[_Device] = []
+    shared_counters: list[_CounterSet] = []
 
 
 class SliceObject(msgspec.Struct, rename="camel"):
@@ -270,6 +282,7 @@ def stored_slice(stored: SliceObject) -> StoredSlice:
             slice_count=spec.pool.resource_slice_count,
             devices=tuple(map(_core_device, spec.devices)),
             foreign=tuple(foreign),
+            counter_sets=tuple(CounterSet(s.name, _quantities(s.counters)) for s in spec.shared_counters),
         ),
     )
 
@@ -278,14 +291,25 @@ def written_slice(spec: SliceSpec, metadata: Meta) -> bytes:
     """Encode a slice for the server."""
     devices = [_api_device(device) for device in spec.devices]
     pool = _Pool(spec.pool, spec.generation, spec.slice_count)
-    return msgspec.json.encode(_WrittenSlice(metadata, _Spec(spec.driver, spec.node, pool, devices)))
+    counters = [_CounterSet(s.name, _api_quantities(s.counters)) for s in spec.counter_sets]
+    return msgspec.json.encode(
+        _WrittenSlice(metadata, _Spec(spec.driver, spec.node, pool, devices, counters))
+    )
 
 
 def _core_device(device: _Device) -> SliceDevice:
     attributes = {name: _core_attribute(value) for name, value in device.attributes.items()}
     taints = tuple(Taint(t.key, t.value, t.effect, t.time_added) for t in device.taints)
-    capacity = {name: quantity.value for name, quantity in device.capacity.items()}
-    return SliceDevice(device.name, attributes, taints, capacity)
+    consumes = tuple(CounterSet(c.counter_set, _quantities(c.counters)) for c in device.consumes_counters)
+    return SliceDevice(device.name, attributes, taints, _quantities(device.capacity), consumes)
+
+
+def _quantities(quantities: Mapping[str, _Capacity]) -> dict[str, str]:
+    return {name: quantity.value for name, quantity in quantities.items()}
+
+
+def _api_quantities(quantities: Mapping[str, str]) -> dict[str, _Capacity]:
+    return {name: _Capacity(value) for name, value in quantities.items()}
 
 
 def _core_attribute(attribute: _Attribute) -> Attribute:
@@ -297,9 +321,9 @@ def _core_attribute(attribute: _Attribute) -> Attribute:
 
 def _api_device(device: SliceDevice) -> _Device:
     attributes = {name: _Attribute(**{_FIELDS[a.type]: a.value}) for name, a in device.attributes.items()}  # type: ignore[arg-type]
-    capacity = {name: _Capacity(value) for name, value in device.capacity.items()}
     taints = [_Taint(t.key, t.effect, t.value, t.time_added) for t in device.taints]
-    return _Device(device.name, attributes, capacity, taints)
+    consumes = [_Consumption(c.name, _api_quantities(c.counters)) for c in device.consumes]
+    return _Device(device.name, attributes, _api_quantities(device.capacity), consumes, taints)
 
 
 def _unknown(raw: object, decoded: object, path: str) -> Iterator[str]:

@@ -13,7 +13,10 @@ from gpuactors_simulation.kube import status
 from gpuactors_simulation.kube.status import CLIQUES, DOMAINS, EVENTS, SLICES, Cause, Kind, Object
 
 _DEVICES_MAX: Final = 128
-_TAINTED_MAX: Final = 64
+_ADVANCED_MAX: Final = 64
+"""Where any device has a taint or consumes counters."""
+_COUNTER_SETS_MAX: Final = 8
+_CONSUMPTIONS_MAX: Final = 2
 _TAINTS_MAX: Final = 16
 _ATTRIBUTES_MAX: Final = 32
 _STRING_MAX_BYTES: Final = 64
@@ -32,8 +35,9 @@ _EFFECTS: Final = ("NoExecute", "NoSchedule", "None")
 def pruned(sent: Object) -> Object:
     """Return the object without fields that are empty."""
     sent.get("metadata", {}).pop("managedFields", None)
-    if sent.get("spec", {}).get("devices") == []:
-        del sent["spec"]["devices"]
+    for field in ("devices", "sharedCounters"):
+        if sent.get("spec", {}).get(field) == []:
+            del sent["spec"][field]
     return sent
 
 
@@ -73,6 +77,15 @@ def without_taints(new: Object, old: Object | None) -> None:
         device.pop("taints", None)
 
 
+def without_counters(new: Object, old: Object | None) -> None:
+    """The gate DRAPartitionableDevices is off: counters are dropped, unless the stored slice has any."""
+    if old is not None and (_counter_sets(old) or _consuming(old)):
+        return
+    new.get("spec", {}).pop("sharedCounters", None)
+    for device in _devices(new):
+        device.pop("consumesCounters", None)
+
+
 def with_times(new: Object, now: str) -> None:
     """A taint without `timeAdded` gets one, whatever the stored slice has."""
     for device in _devices(new):
@@ -82,7 +95,7 @@ def with_times(new: Object, now: str) -> None:
 
 def check_slice(new: Object, old: Object | None) -> None:
     """Raise `Failure` 422 with all that is wrong."""
-    causes = [*_immutable(new, old), *_devices_wrong(new)]
+    causes = [*_immutable(new, old), *_both(new), *_devices_wrong(new), *_counter_sets_wrong(new)]
     if causes:
         raise status.invalid(SLICES, new["metadata"]["name"], causes)
 
@@ -137,9 +150,40 @@ def _at(spec: Any, path: str) -> Any:
     return spec
 
 
+def _both(new: Object) -> Iterator[Cause]:
+    if _counter_sets(new) and _devices(new):
+        message = 'Invalid value: "": only one of `sharedCounters` or `devices` is allowed'
+        yield Cause("spec", "FieldValueInvalid", message)
+
+
+def _counter_sets_wrong(new: Object) -> Iterator[Cause]:
+    counter_sets = _counter_sets(new)
+    yield from _counters_wrong(counter_sets, "name", "spec.sharedCounters", _COUNTER_SETS_MAX)
+
+
+def _counters_wrong(sets: Sequence[Object], key: str, path: str, sets_max: int) -> Iterator[Cause]:
+    """Counter sets, or what a device consumes of them, each with the field `key` as its name."""
+    if len(sets) > sets_max:
+        message = f"Too many: {len(sets)}: must have at most {sets_max} items"
+        yield Cause(path, "FieldValueTooMany", message)
+        return
+    names: list[str] = [counter_set.get(key, "") for counter_set in sets]
+    for index, counter_set in enumerate(sets):
+        if not names[index]:
+            yield Cause(f"{path}[{index}].{key}", "FieldValueRequired", "Required value")
+        elif (wrong := _device_name_wrong(names[index])) is not None:
+            message = f'Invalid value: "{names[index]}": {wrong}'
+            yield Cause(f"{path}[{index}].{key}", "FieldValueInvalid", message)
+        if not counter_set.get("counters"):
+            yield Cause(f"{path}[{index}].counters", "FieldValueRequired", "Required value")
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Cause(f"{path}[{index}]", "FieldValueDuplicate", f'Duplicate value: "{name}"')
+
+
 def _devices_wrong(new: Object) -> Iterator[Cause]:
     devices = _devices(new)
-    devices_max = _TAINTED_MAX if _tainted(new) else _DEVICES_MAX
+    devices_max = _ADVANCED_MAX if _tainted(new) or _consuming(new) else _DEVICES_MAX
     if len(devices) > devices_max:
         message = f"Too many: {len(devices)}: must have at most {devices_max} items"
         yield Cause("spec.devices", "FieldValueTooMany", message)
@@ -163,6 +207,8 @@ def _device_wrong(device: Object, path: str) -> Iterator[Cause]:
     for key, value in attributes.items():
         yield from _attribute_wrong(value, f"{path}.attributes[{key}]")
     yield from _taints_wrong(device.get("taints", ()), f"{path}.taints")
+    consumed = device.get("consumesCounters", ())
+    yield from _counters_wrong(consumed, "counterSet", f"{path}.consumesCounters", _CONSUMPTIONS_MAX)
 
 
 def _taints_wrong(taints: Sequence[Object], path: str) -> Iterator[Cause]:
@@ -220,3 +266,12 @@ def _devices(stored_slice: Object) -> list[Object]:
 
 def _tainted(stored_slice: Object) -> bool:
     return any(device.get("taints") for device in _devices(stored_slice))
+
+
+def _consuming(stored_slice: Object) -> bool:
+    return any(device.get("consumesCounters") for device in _devices(stored_slice))
+
+
+def _counter_sets(stored_slice: Object) -> list[Object]:
+    counter_sets: list[Object] = stored_slice.get("spec", {}).get("sharedCounters") or []
+    return counter_sets

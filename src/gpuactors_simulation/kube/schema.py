@@ -18,7 +18,7 @@ _DEVICE: Final[Schema] = {
     "name": None,
     "attributes": {"*": {"int": None, "bool": None, "string": None, "version": None}},
     "capacity": {"*": {"value": None, "requestPolicy": None}},
-    "consumesCounters": None,
+    "consumesCounters": [{"counterSet": None, "counters": {"*": {"value": None}}}],
     "nodeName": None,
     "nodeSelector": None,
     "allNodes": None,
@@ -36,7 +36,7 @@ _SLICE: Final[Schema] = {
     "allNodes": None,
     "devices": [_DEVICE],
     "perDeviceNodeSelection": None,
-    "sharedCounters": None,
+    "sharedCounters": [{"name": None, "counters": {"*": {"value": None}}}],
 }
 
 

@@ -139,16 +139,18 @@ class FakeApiServer:
         self,
         *,
         device_taints: bool = True,
+        partitionable_devices: bool = True,
         extended_resources: bool = True,
         tokens: frozenset[str] | None = None,
         strangers: Mapping[str, str] | None = None,
         seed: int = 0,
     ) -> None:
-        """`device_taints`, `extended_resources`: the gates DRADeviceTaints and DRAExtendedResource. `tokens`: clients
-        with these may do everything. `strangers`: the user names of clients that may do nothing, by token. Without
-        `tokens` every client may do everything."""
+        """`device_taints`, `partitionable_devices`, `extended_resources`: the gates DRADeviceTaints,
+        DRAPartitionableDevices and DRAExtendedResource. `tokens`: clients with these may do everything. `strangers`:
+        the user names of clients that may do nothing, by token. Without `tokens` every client may do everything."""
         self.store = Store(seed)
         self.device_taints = device_taints
+        self.partitionable_devices = partitionable_devices
         self.extended_resources = extended_resources
         self.tokens = tokens
         self.strangers = strangers or {}
@@ -461,6 +463,8 @@ class FakeApiServer:
     def _prepare_slice(self, new: Object, old: Object | None) -> None:
         if not self.device_taints:
             rules.without_taints(new, old)
+        if not self.partitionable_devices:
+            rules.without_counters(new, old)
         rules.with_times(new, self.store.now())
         rules.check_slice(new, old)
 

@@ -43,7 +43,7 @@ from gpuactors.core.values.claim import (
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import DeviceKey, PciAddress
 from gpuactors.core.values.prebound import OperatorsList
-from gpuactors.core.values.slices import Publication, ServerKeepsTaints
+from gpuactors.core.values.slices import Publication, ServerKeeps
 from tests.control.test_view import received
 from tests.core.builders import Core, audio, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
@@ -76,7 +76,7 @@ def core() -> ClaimCore:
     core.pass_time(3)
     left_out = {"gpu-10000-01-00-0": VMD}
     published = Publication(
-        "gpu.nvidia.com", ServerKeepsTaints.NO, True, 3, 1, (), ("gpu-0000-03-00-0",), left_out, ""
+        "gpu.nvidia.com", ServerKeeps.NO, True, 3, 1, (), ("gpu-0000-03-00-0",), left_out, ""
     )
     core.feed(SlicesPublished(published, ClaimsOf.GPUS))
     return core

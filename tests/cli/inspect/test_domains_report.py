@@ -29,7 +29,7 @@ from gpuactors.core.domains.label import LABEL_RETRY_S
 from gpuactors.core.events.claims import CheckpointRefused, SlicesPublished
 from gpuactors.core.values.claim import ClaimsOf
 from gpuactors.core.values.domain import DomainMode, ImexFacts
-from gpuactors.core.values.slices import Publication, ServerKeepsTaints
+from gpuactors.core.values.slices import Publication, ServerKeeps
 from tests.cli.inspect.test_claims_report import by_daemon
 from tests.control.test_view import received
 from tests.core.builders import Core, gpu
@@ -164,7 +164,7 @@ def test_the_slices_are_those_of_the_driver_with_the_reason_of_a_taint() -> None
     core.imex = NO_IMEX
     core.prepare(ONE)
     tainted = Publication(
-        "compute-domain.nvidia.com", ServerKeepsTaints.YES, True, 3, 1, ("channel-0",), (), {}, ""
+        "compute-domain.nvidia.com", ServerKeeps.YES, True, 3, 1, ("channel-0",), (), {}, ""
     )
     core.feed(SlicesPublished(tainted, ClaimsOf.DOMAINS))
     assert as_table(by_daemon(core), 100).split("\n\n")[-1].splitlines() == [

@@ -7,7 +7,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from gpuactors.core.claims.pool import Pool, probe_spec, wanted_pool
+from gpuactors.core.claims.pool import Pool, has_counters, probe_spec, wanted_pool
 from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.slices import (
@@ -15,15 +15,16 @@ from gpuactors.core.values.slices import (
     Attribute,
     BlockKind,
     BlockReason,
+    CounterSet,
     Offer,
     OfferedDevice,
-    ServerKeepsTaints,
+    ServerKeeps,
     Taint,
 )
 from tests.support.offered import offered_gpu
 
 DRIVER, NODE = "gpu.nvidia.com", "node-1"
-YES, NO, UNKNOWN = ServerKeepsTaints.YES, ServerKeepsTaints.NO, ServerKeepsTaints.UNKNOWN
+YES, NO, UNKNOWN = ServerKeeps.YES, ServerKeeps.NO, ServerKeeps.UNKNOWN
 HELD = BlockReason(BlockKind.HELD, "HeldByOther")
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -35,7 +36,7 @@ def many(count: int) -> tuple[OfferedDevice, ...]:
     return tuple(offered(f"0000:{n // 8:02x}:00.{n % 8}") for n in range(count))
 
 
-def pool(*devices: OfferedDevice, keeps: ServerKeepsTaints = YES) -> Pool:
+def pool(*devices: OfferedDevice, keeps: ServerKeeps = YES) -> Pool:
     return wanted_pool(Offer(DRIVER, NODE, devices), keeps)
 
 
@@ -164,7 +165,7 @@ def test_a_blocked_device_has_a_taint_where_the_server_keeps_taints() -> None:
 
 
 @pytest.mark.parametrize("keeps", [NO, UNKNOWN])
-def test_a_blocked_device_is_withdrawn_where_the_server_drops_taints(keeps: ServerKeepsTaints) -> None:
+def test_a_blocked_device_is_withdrawn_where_the_server_drops_taints(keeps: ServerKeeps) -> None:
     """slice-create-tainted-dry-run-gate-off: the taint is dropped, and a pod would run on the device. As long as it is
     not known whether it is, neither may be offered."""
     found = pool(replace(offered(), blocked=HELD), offered("0000:24:00.0"), keeps=keeps)
@@ -173,7 +174,7 @@ def test_a_blocked_device_is_withdrawn_where_the_server_drops_taints(keeps: Serv
 
 
 @pytest.mark.parametrize("keeps", [NO, UNKNOWN])
-def test_withdrawal_never_takes_the_device_of_a_live_claim(keeps: ServerKeepsTaints) -> None:
+def test_withdrawal_never_takes_the_device_of_a_live_claim(keeps: ServerKeeps) -> None:
     found = pool(replace(offered(), blocked=HELD, claimed=True), keeps=keeps)
     assert names(found) == ["gpu-0000-23-00-0"]
     assert not found.devices[0].taints
@@ -187,7 +188,74 @@ def test_the_value_of_a_taint_is_a_label_value(cause: str) -> None:
     assert len(device.taints[0].value) <= 63
 
 
+# --- counters -------------------------------------------------------------------------------------------------
+
+
+def card(parts: int, *, bus: int = 0x3B, whole: bool = True) -> tuple[OfferedDevice, ...]:
+    """A physical function, or only its virtual ones."""
+    name = f"pf-0000-{bus:02x}-00-0-counter-set"
+    virtual = [
+        replace(offered(f"0000:{bus:02x}:{n // 8 + 1:02x}.{n % 8}"), counter_set=name) for n in range(parts)
+    ]
+    physical = replace(offered(f"0000:{bus:02x}:00.0"), counter_set=name, is_whole=True)
+    return (physical, *virtual) if whole else tuple(virtual)
+
+
+def slots(number: int, bus: int = 0x3B) -> CounterSet:
+    return CounterSet(f"pf-0000-{bus:02x}-00-0-counter-set", {"vf-slots": str(number)})
+
+
+def with_counters(*devices: OfferedDevice, keeps: ServerKeeps = YES) -> Pool:
+    return wanted_pool(Offer(DRIVER, NODE, devices), YES, keeps)
+
+
+def test_a_part_takes_one_slot_of_its_card_and_the_card_takes_all() -> None:
+    found = with_counters(*card(3), offered())
+    consumed = {device.name: device.consumes for device in found.devices}
+    assert consumed == {
+        "gpu-0000-23-00-0": (),
+        "gpu-0000-3b-00-0": (slots(3),),
+        **{f"gpu-0000-3b-01-{n}": (slots(1),) for n in range(3)},
+    }
+    assert found.counter_sets == ((slots(3),),)
+    assert len(found.slices) == 1, "no slice has both"
+
+
+@pytest.mark.parametrize("keeps", [NO, UNKNOWN])
+def test_nothing_consumes_counters_that_the_server_drops(keeps: ServerKeeps) -> None:
+    found = with_counters(*card(3), keeps=keeps)
+    assert found.counter_sets == ()
+    assert {device.consumes for device in found.devices} == {()}
+
+
+@pytest.mark.parametrize(
+    "devices", [card(0), card(3, whole=False)], ids=["without parts", "without the whole"]
+)
+def test_a_card_that_is_not_there_with_parts_has_no_counters(devices: tuple[OfferedDevice, ...]) -> None:
+    found = with_counters(*devices)
+    assert found.counter_sets == ()
+    assert {device.consumes for device in found.devices} == {()}
+
+
+def test_a_physical_function_that_is_withdrawn_takes_its_counters_with_it() -> None:
+    physical, *virtual = card(2)
+    blocked = replace(physical, blocked=BlockReason(BlockKind.UNHEALTHY, "VirtualFunctions"))
+    found = wanted_pool(Offer(DRIVER, NODE, (blocked, *virtual)), NO, YES)
+    assert found.withdrawn == (physical.name,)
+    assert found.counter_sets == ()
+    found = wanted_pool(Offer(DRIVER, NODE, (replace(blocked, claimed=True), *virtual)), NO, YES)
+    assert found.counter_sets == ((slots(2),),), "its claim was allocated before it had any"
+
+
+def test_256_virtual_functions_of_8_cards_are_in_slices_of_64_and_their_sets_in_one_of_8() -> None:
+    found = with_counters(*(device for bus in range(9) for device in card(32, bus=bus)))
+    assert [len(devices) for devices in found.slices] == [64, 64, 64, 64, 41]
+    assert [len(sets) for sets in found.counter_sets] == [8, 1]
+
+
 def test_the_probe_has_one_device_with_a_taint() -> None:
-    spec = probe_spec(DRIVER, NODE)
+    spec = probe_spec(DRIVER, NODE, counters=True)
+    assert has_counters(spec)
+    assert not has_counters(probe_spec(DRIVER, NODE, counters=False))
     assert (spec.driver, spec.node, spec.pool, spec.slice_count) == (DRIVER, NODE, NODE, 1)
     assert [len(d.taints) for d in spec.devices] == [1]

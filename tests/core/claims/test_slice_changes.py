@@ -13,7 +13,7 @@ from gpuactors.core.events import Event
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Effect
 from gpuactors.core.values.model import PciFunction
-from gpuactors.core.values.slices import ServerKeepsTaints
+from gpuactors.core.values.slices import ServerKeeps
 from tests.core.builders import A, B, audio, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
@@ -27,7 +27,7 @@ class Written(ClaimCore):
         effects, offer = super()._step(event), self.state.offered.offer
         self.pools = getattr(self, "pools", [])
         if offer is not None and self.state.gpus.claims.loaded:
-            pool = wanted_pool(offer, ServerKeepsTaints.YES)
+            pool = wanted_pool(offer, ServerKeeps.YES)
             if not self.pools or self.pools[-1] != pool:
                 self.pools.append(pool)
         return effects

@@ -23,7 +23,7 @@ from gpuactors.core.values.claim import Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Grant, Granted, Ready, Refused
 from gpuactors.core.values.model import DeviceId, DeviceKey, Holder, device_key
-from gpuactors.core.values.slices import Attribute, BlockKind, BlockReason, ServerKeepsTaints
+from gpuactors.core.values.slices import Attribute, BlockKind, BlockReason, ServerKeeps
 from tests.core.builders import A, gpu
 from tests.core.gpus.claim_core import DRIVER, ClaimCore, allocated, name
 from tests.core.kinds.toy import CARD, RESOURCE, card, group_of, half, registered
@@ -126,7 +126,7 @@ def test_it_goes_and_comes_with_its_card(core: Recorded) -> None:
 
 def test_its_slice_says_what_its_kind_offers(core: Recorded) -> None:
     assert core.wanted.offer is not None
-    devices = {d.name: d for d in wanted_pool(core.wanted.offer, ServerKeepsTaints.YES).devices}
+    devices = {d.name: d for d in wanted_pool(core.wanted.offer, ServerKeeps.YES).devices}
     assert [*devices] == ["gpu-0000-01-00-0", *sorted((f"half-{ONE}", f"half-{OTHER}"))]
     shown = devices[f"half-{ONE}"]
     assert shown.attributes == {"type": Attribute("string", "half"), "parent": Attribute("string", CARD)}

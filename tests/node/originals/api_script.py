@@ -63,10 +63,15 @@ def _device(index: int, **more: Any) -> Object:
 
 _DEVICES: Final = [_device(1), _device(2), _device(3)]
 _TAINT: Final = {"key": "gpuactors.example.com/held", "value": "yes", "effect": "NoSchedule"}
+_COUNTERS: Final = {"vf-slots": {"value": "2"}}
+_CONSUMES: Final = {"counterSet": "card", "counters": _COUNTERS}
+_SETS: Final = [{"name": "card", "counters": _COUNTERS}]
 _TAINTED: Final = [_device(1, taints=[_TAINT]), _device(2), _device(3)]
 
 
-def _slice(devices: list[Object], *, metadata: Object | None = None, driver: str = DRIVER) -> Object:
+def _slice(
+    devices: list[Object], *, metadata: Object | None = None, driver: str = DRIVER, sets: Any = None
+) -> Object:
     owner = {
         "apiVersion": "v1",
         "kind": "Node",
@@ -82,8 +87,9 @@ def _slice(devices: list[Object], *, metadata: Object | None = None, driver: str
             "driver": driver,
             "nodeName": NODE,
             "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1},
-            "devices": devices,
-        },
+        }
+        | ({"devices": devices} if devices or sets is None else {})
+        | ({} if sets is None else {"sharedCounters": sets}),
     }
 
 
@@ -635,6 +641,8 @@ GATE_OFF: Final[tuple[Step, ...]] = (
     Ask(name="api-group", path="/apis/resource.k8s.io"),
     *_SLICE_STEPS,
     _refused("slice-create-tainted-dry-run-gate-off", _slice(_TAINTED)),
+    _refused("slice-create-consuming-dry-run-gate-off", _slice([_device(1, consumesCounters=[_CONSUMES])])),
+    _refused("slice-create-sets-dry-run-gate-off", _slice([], sets=_SETS)),
     *_PUT_STEPS,
     *_DELETE_STEPS,
     *_WATCH_STEPS,
@@ -681,8 +689,24 @@ GATE_ON: Final[tuple[Step, ...]] = (
     _refused("gate-on-slice-create-bad-key", _slice([_device(1, taints=[_TAINT | {"key": "a b"}])])),
     _refused("gate-on-slice-create-17-taints",
              _slice([_device(1, taints=[_TAINT | {"key": f"a/b{index}"} for index in range(17)])])),
+    _refused("gate-on-slice-create-consuming", _slice([_device(1, consumesCounters=[_CONSUMES]), _device(2)])),
+    _refused("gate-on-slice-create-sets", _slice([], sets=_SETS)),
+    _refused("gate-on-slice-create-sets-and-devices", _slice(_DEVICES, sets=_SETS)),
+    _refused("gate-on-slice-create-set-twice", _slice([], sets=_SETS * 2)),
+    _refused("gate-on-slice-create-set-without-counters", _slice([], sets=[{"name": "card"}])),
+    _refused("gate-on-slice-create-set-without-name", _slice([], sets=[{"counters": _COUNTERS}])),
+    _refused("gate-on-slice-create-set-bad-name", _slice([], sets=[{"name": "a b", "counters": _COUNTERS}])),
+    _refused("gate-on-slice-create-9-sets",
+             _slice([], sets=[{"name": f"card-{index}", "counters": _COUNTERS} for index in range(9)])),
+    _refused("gate-on-slice-create-65-devices-one-consuming",
+             _slice([_device(index, **({} if index else {"consumesCounters": [_CONSUMES]})) for index in range(65)])),
+    _refused("gate-on-slice-create-3-consumed",
+             _slice([_device(1, consumesCounters=[_CONSUMES | {"counterSet": f"card-{i}"} for i in range(3)])])),
+    _refused("gate-on-slice-create-consumed-twice", _slice([_device(1, consumesCounters=[_CONSUMES] * 2)])),
+    _refused("gate-on-slice-create-consumes-no-counter",
+             _slice([_device(1, consumesCounters=[{"counterSet": "card"}])])),
 )  # fmt: skip
-"""With the gates DRADeviceTaints and DRAExtendedResource: set B of the node."""
+"""With the gates DRADeviceTaints, DRAPartitionableDevices and DRAExtendedResource: set B of the node."""
 
 
 def played(script: tuple[Step, ...]) -> tuple[str, ...]:

@@ -68,6 +68,7 @@ async def fake(*, gates: bool) -> AsyncIterator[Fake]:
     """The fake with or without the gates of DRA, as long as the context is open."""
     server = FakeApiServer(
         device_taints=gates,
+        partitionable_devices=gates,
         extended_resources=gates,
         tokens=frozenset({Client.ADMIN.name}),
         strangers={Client.STRANGER.name: f"system:serviceaccount:default:{_ACCOUNT[Client.STRANGER]}"},

@@ -231,6 +231,7 @@ def slices_dict(slices: SlicesView | None) -> dict[str, Any] | None:
         "generation": slices.generation,
         "settled": slices.settled,
         "keeps_taints": slices.keeps_taints,
+        "keeps_counters": slices.keeps_counters,
         "tainted": _blocked_dict(slices.tainted),
         "withdrawn": _blocked_dict(slices.withdrawn),
         "left_out": _blocked_dict(slices.left_out),

@@ -426,6 +426,7 @@ def published(view: DriverView, publication: Publication) -> Stepped:
         "tainted": publication.tainted,
         "withdrawn": publication.withdrawn,
         "keeps_taints": str(publication.keeps_taints),
+        "keeps_counters": str(publication.keeps_counters),
     }
     return after, [Log(Level.INFO, "slices.published", fields)]
 

@@ -107,15 +107,18 @@ def _kept(pool: Pool, stored: Collection[StoredSlice]) -> dict[int, StoredSlice]
         if place is None or candidate.spec.pool != pool.node:
             continue
         index = int(place[1], 16)
-        if index < len(pool.slices):
+        if index < len(pool.slices) + len(pool.counter_sets):
             kept.setdefault(index, candidate)
     return kept
 
 
 def _specs(pool: Pool, generation: int) -> list[SliceSpec]:
-    count = len(pool.slices)
+    count = len(pool.slices) + len(pool.counter_sets)
+    common = pool.driver, pool.node, pool.node, generation, count
+    # The sets come last: the order by name is the scheduler's preference for devices.
     return [
-        SliceSpec(pool.driver, pool.node, pool.node, generation, count, devices) for devices in pool.slices
+        *(SliceSpec(*common, devices) for devices in pool.slices),
+        *(SliceSpec(*common, (), counter_sets=sets) for sets in pool.counter_sets),
     ]
 
 

@@ -32,6 +32,7 @@ from gpuactors.core.values.model import (
     PciFunction,
     ResourceName,
     function_address,
+    is_pci_address,
 )
 from gpuactors.core.values.slices import BlockKind, BlockReason, Offer, OfferedDevice
 from gpuactors.core.values.status import Assessment, Reason
@@ -141,13 +142,23 @@ def _offer_each(inputs: _Inputs) -> tuple[OfferedDevice | None, DeviceHealth]:
     if inputs.is_selected and device is not None and assessment is not None:
         # The scheduler knows by its name that it is allocated. NVIDIA's driver may have allocated it by another name.
         claimed = inputs.claimed_as == slice_name(inputs.key)
-        offer = kind_of(device).offer(device, claimed=claimed)
+        offer = _of_card(kind_of(device).offer(device, claimed=claimed), device)
         if not claimed:
             offer = replace(offer, blocked=_blocked(device, assessment, inputs.bind_blocker, inputs.switches))
     elif offer is not None:
         # A pool never lacks an allocated device: it stays until its claim ends.
         offer = replace(offer, claimed=True, blocked=_GONE)
     return offer, _health(inputs)
+
+
+def _of_card(offer: OfferedDevice, device: Device) -> OfferedDevice:
+    """Add the counter set of the device's card, by the name that AMD's driver gives it; none if the card has no parts,
+    or is no PCI function."""
+    card = device.ancestors[-1] if device.ancestors else device.key
+    if not (device.ancestors or device.parts) or not is_pci_address(card):
+        return offer
+    name = f"pf-{card.replace(':', '-').replace('.', '-')}-counter-set"
+    return replace(offer, counter_set=name, is_whole=not device.ancestors)
 
 
 def _placed(state: NodeState) -> frozenset[DeviceKey]:

@@ -24,9 +24,10 @@ SLICE_ATTRIBUTES_MAX: Final = 32
 """The maximum number of attributes and capacities of one device (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
 
 
-class ServerKeepsTaints(StrEnum):
-    """Whether the API server stores the taints of a device. It drops them silently if its gate DRADeviceTaints is off
-    (1.34 and 1.35 by default), so a dry run determines it."""
+class ServerKeeps(StrEnum):
+    """Whether the API server stores the fields of a feature gate: the taints of devices (DRADeviceTaints), or counters
+    (DRAPartitionableDevices). It drops them silently if the gate is off, as both are in 1.34 and 1.35 by default, so a
+    dry run determines it."""
 
     UNKNOWN = "unknown"
     YES = "yes"
@@ -65,6 +66,10 @@ class OfferedDevice(Struct, frozen=True, gc=False):
     """Why it must not be allocated now; None if it may be."""
     claimed: bool = False
     """True if a live claim has it: it stays in the slice in any case."""
+    counter_set: str = ""
+    """The counter set of its card, by which the scheduler gives away the card or parts of it; empty without parts."""
+    is_whole: bool = False
+    """True if it takes all of that set; a part takes one slot."""
 
 
 class Offer(Struct, frozen=True, gc=False):
@@ -109,6 +114,14 @@ def attribute(value: str | int | bool) -> Attribute:
             return Attribute("string", short)
 
 
+class CounterSet(Struct, frozen=True, gc=False):
+    """A named set of counters: what a pool has of it, or what a device consumes (KEP-4815)."""
+
+    name: str
+    counters: Mapping[str, str]
+    """The quantity of each counter, as the server writes it."""
+
+
 NO_SCHEDULE = "NoSchedule"
 """The only effect of gpuactors' taints: NoExecute would evict the virtual machine that has the device."""
 
@@ -141,6 +154,8 @@ class SliceDevice(Struct, frozen=True, gc=False):
     taints: tuple[Taint, ...] = ()
     capacity: Mapping[str, str] = field(default_factory=dict)
     """The same as `OfferedDevice.capacity`."""
+    consumes: tuple[CounterSet, ...] = ()
+    """The counters of the pool's sets that it consumes while it is allocated."""
 
 
 class SliceSpec(Struct, frozen=True, gc=False):
@@ -155,6 +170,8 @@ class SliceSpec(Struct, frozen=True, gc=False):
     """The devices in the order of preference: the scheduler takes the first that fits."""
     foreign: tuple[str, ...] = ()
     """The paths of a stored slice that gpuactors never writes (`devices[0].allowMultipleAllocations`)."""
+    counter_sets: tuple[CounterSet, ...] = ()
+    """The pool's counter sets: a slice has these or devices."""
 
 
 class StoredSlice(Struct, frozen=True, gc=False):
@@ -173,7 +190,7 @@ class Publication(Struct, frozen=True, gc=False):
     """The publisher's report about one driver's slices, for the log, `inspect` and `explain`."""
 
     driver: str
-    keeps_taints: ServerKeepsTaints
+    keeps_taints: ServerKeeps
     settled: bool
     """True if the server has what is offered."""
     generation: int
@@ -186,3 +203,4 @@ class Publication(Struct, frozen=True, gc=False):
     """Why no slice can have a device, by its name."""
     problem: str = ""
     """Why it is not settled, as a sentence; empty if nothing is wrong."""
+    keeps_counters: ServerKeeps = ServerKeeps.UNKNOWN

@@ -16,7 +16,7 @@ from gpuactors.core.values.effects import Refused
 from gpuactors.core.values.model import Pod
 from tests.histories.administrator import UNBINDS
 from tests.histories.group_events import COMES, IS_BOUND
-from tests.histories.move_events import PULLED, SWAPPED
+from tests.histories.move_events import COMES_WITH_FREED, PULLED, SWAPPED
 from tests.histories.other_plugin_events import SECOND_PLUGIN
 from tests.histories.part_events import CHANGED_BY, OPENED
 from tests.histories.world import OLDER_POD, UNTOLD
@@ -102,6 +102,10 @@ _CHANGED: Final = (
 
 _IN_USE: Final = (*_HELD, *_OTHERS, "plug a second card into the group", "both cards of a group are released")
 
+_OPENED_ANOTHERS: Final = (SWAPPED, COMES_WITH_FREED)
+"""After these a virtual machine may have opened another card's group: no daemon could know that the card of its pod had
+moved when its container was started (`starts.py`)."""
+
 _EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
     Cause.ALLOCATED: _OTHERS,
     Cause.CLAIMED_ELSEWHERE: _OTHERS,
@@ -109,8 +113,8 @@ _EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
     Cause.CARD_IN_USE: _IN_USE,
     Cause.ORPHANED: _IN_USE,
     Cause.STILL_ALLOCATED: (*_HELD, "both cards of a group are released", "another program lists"),
-    Cause.HELD_BY_OTHER: _IN_USE,
-    Cause.HOLDER_UNKNOWN: _IN_USE,
+    Cause.HELD_BY_OTHER: (*_IN_USE, *_OPENED_ANOTHERS),
+    Cause.HOLDER_UNKNOWN: (*_IN_USE, *_OPENED_ANOTHERS),
     Cause.UNREADABLE: (
         *_CHANGED,
         "inspections fail",

@@ -74,6 +74,9 @@ MOVED_UNDER_A_START: Final = {
     "and the daemon hears that it has missed something": f"{STARTS}+0.7; {DEAF}; {SWAPPED}+70",
     "and nothing is heard before the answer": f"{STARTS}+0.95; {DEAF}+0.001; {SWAPPED}+70",
     "at the moment of the answer": f"{STARTS}+1.001; {SWAPPED}+70",
+    "and a pod comes for the card whose group was opened": (
+        f"{STARTS}+0.95; {DEAF}+0.001; {SWAPPED}+1; pods come in a burst+3"
+    ),
 }
 
 

@@ -34,6 +34,7 @@ from tests.histories import refusals
 from tests.histories.draw import drawn
 from tests.histories.events import KINDS
 from tests.histories.found import FOUND, known
+from tests.histories.move_events import SWAPPED
 from tests.histories.play import Played, play, play_chosen
 from tests.histories.refusals import failed_for_nothing
 from tests.histories.script import Step
@@ -265,6 +266,8 @@ OLDER_PLUGIN = "an older plugin has given a card away"
         ((Cause.ALLOCATED,), (OLDER,), [OLDER_PLUGIN, "reads of the ledger fail"], False),
         ((Cause.ALLOCATED,), (BY_UID,), [OLDER_PLUGIN, "reads of the ledger fail"], False),
         ((Cause.ALLOCATED,), (VM,), [OLDER_PLUGIN, "reads of the ledger fail"], True),
+        ((Cause.HELD_BY_OTHER,), (), [SWAPPED], False),
+        ((Cause.GROUP_IN_USE,), (), [SWAPPED], True),
         ((Cause.SET_ASIDE,), (), ["unplug", "kubelet stops"], True),
         ((Cause.INSPECTION_LATE,), (), [SLOW], True),
         ((Cause.INSPECTION_LATE,), (), ["a successor starts"], True),

@@ -13,13 +13,15 @@ from gpuactors.cli.doctor.finding import Check, Finding, Level, failed, passed, 
 from gpuactors.config import Config
 from gpuactors.control.client import Running
 from gpuactors.control.view import DeviceView
+from gpuactors.core.kinds.kind import Act
 from gpuactors.core.kinds.pci_function import without_group
 from gpuactors.core.kinds.presence import NO_GPU_HERE
+from gpuactors.core.kinds.table import KINDS
 from gpuactors.core.kinds.viability import is_companion, is_in_the_way, not_viable, with_companions
 from gpuactors.core.values.cause import MEANINGS, Cause
 from gpuactors.core.values.inventory import is_selected
 from gpuactors.core.values.model import PciFunction
-from gpuactors.core.values.quote import quoted_id
+from gpuactors.core.values.quote import first_of, quoted_id
 
 _FINE: Final = frozenset(
     {Cause.FREE, Cause.ALLOCATED, Cause.JUST_ALLOCATED, Cause.GROUP_IN_USE, Cause.CARD_IN_USE}
@@ -42,6 +44,11 @@ _PASSING: Final = frozenset(
     }
 )
 """The causes of a GPU that no virtual machine can open now, though nothing on the node is broken."""
+
+_BOUND_BY_CLAIMS: Final = frozenset(kind.name for kind in KINDS if Act.BIND in kind.acts)
+"""The kinds whose devices must be on a vfio driver; all others are usable on the driver that makes them."""
+
+_MAKER: Final = "Load the vendor's vGPU driver; the kernel's log has its errors."
 
 _BY_USE: Final = frozenset({*_FINE, Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN, Cause.ORPHANED})
 """The causes that only a GPU's use and kubelet's ledger decide; the daemon knows their past."""
@@ -92,7 +99,7 @@ def _unreadable(devices: Devices) -> Iterator[Finding]:
 
 
 def _models(devices: Iterable[DeviceView]) -> str:
-    counts = Counter(f"{d.model or 'unknown model'} ({d.vendor}:{d.device})" for d in devices)
+    counts = Counter(d.profile or f"{d.model or 'unknown model'} ({d.vendor}:{d.device})" for d in devices)
     return ", ".join(f"{count} × {model}" for model, count in sorted(counts.items()))
 
 
@@ -106,11 +113,17 @@ def _usable(facts: Facts, devices: Devices, views: list[DeviceView]) -> Iterator
     by_claim = facts.config.dra == "on"
     bound = sum(view.address in functions and functions[view.address].vfio_bound for view in views)
     findings = list[tuple[Finding, tuple[str, ...]]]()
+    divided = _divided(views, by_claim=by_claim)
     for own_view in views:
         view = _as_the_daemon_knows_it(own_view, facts.daemon)
         function = functions.get(view.address)
-        if function is None:  # a mediated device
-            findings += ((finding, ()) for finding in _by_cause(view))
+        if view.address in divided:
+            pass
+        elif view.cause == Cause.VIRTUAL_FUNCTION and view.parent in divided:
+            untyped = Finding(Check.GPUS_USABLE, Level.PASS, view.reason, "", None, (view.address,))
+            findings.append((untyped, ()))
+        elif function is None or view.kind not in _BOUND_BY_CLAIMS:
+            findings += ((finding, ()) for finding in _of_part(view))
         elif function.vfio_bound or view.cause != Cause.NOT_BOUND:
             is_blocked = view.cause == Cause.GROUP_NOT_VIABLE
             others = _to_bind_with(function, devices, facts.config) if is_blocked else []
@@ -125,11 +138,37 @@ def _usable(facts: Facts, devices: Devices, views: list[DeviceView]) -> Iterator
             level = Level.WARN if bound else Level.FAIL
             findings.append((_finding(view, level, Cause.NOT_BOUND, view.reason), (view.address,)))
             findings += _beside(view, function, devices, facts.config)
-    fine = len(views) - len({address for finding, _ in findings for address in finding.devices})
+    if divided:
+        named = ", ".join(first_of(sorted(divided)))
+        yield passed(Check.GPUS_USABLE, f"given away in parts, and so not whole: {named}")
+    whole = len(views) - len(divided)
+    fine = whole - len({address for finding, _ in findings for address in finding.devices})
     if fine:
-        how = "; a claim binds those that are on no vfio driver" if by_claim and bound < len(views) else ""
-        yield passed(Check.GPUS_USABLE, f"{fine} of {len(views)} could be given to virtual machines{how}")
+        how = "; a claim binds those that are on no vfio driver" if by_claim and bound < whole else ""
+        yield passed(Check.GPUS_USABLE, f"{fine} of {whole} could be given to virtual machines{how}")
     yield from _together(findings)
+
+
+def _divided(views: Sequence[DeviceView], *, by_claim: bool) -> set[str]:
+    """Return the functions of which a virtual machine could have a part now: to bind one would remove its parts."""
+    parents = {view.address: view.parent for view in views}
+    divided = set[str]()
+    for view in views:
+        is_bound_by_claim = by_claim and view.cause == Cause.NOT_BOUND and view.kind in _BOUND_BY_CLAIMS
+        address = view.parent if view.cause in _BY_USE or is_bound_by_claim else None
+        while address in parents and address not in divided:
+            divided.add(address)
+            address = parents[address]
+    return divided
+
+
+def _of_part(view: DeviceView) -> Iterator[Finding]:
+    """Report a device that nothing binds: its vendor's driver makes it."""
+    for finding in _by_cause(view):
+        if finding.cause == Cause.NOT_BOUND:
+            yield replace(finding, remedy=_MAKER)
+        else:
+            yield finding
 
 
 def _as_the_daemon_knows_it(view: DeviceView, daemon: Known[Running] | NoDaemon | None) -> DeviceView:

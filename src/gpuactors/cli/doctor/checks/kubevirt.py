@@ -17,6 +17,7 @@ from msgspec import Struct
 from gpuactors.cli.doctor.facts import Facts, KubeVirt, PermittedDevice, Unknown
 from gpuactors.cli.doctor.finding import Check, Finding, failed, passed, warned
 from gpuactors.control.view import DeviceView
+from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.inventory import is_selected, named
 from gpuactors.core.values.model import is_pci_address
 from gpuactors.core.values.quote import first_of
@@ -24,6 +25,9 @@ from gpuactors.core.values.quote import first_of
 MEDIATED: Final = "mediatedDevices"
 PCI: Final = "pciHostDevices"
 """The two lists of `permittedHostDevices`."""
+
+_NAMELESS: Final = frozenset({Cause.VIRTUAL_FUNCTION})
+"""The causes of a virtual function that has no vGPU type: it is of no resource yet."""
 
 _ADD: Final = "Add the entries at the end of this report: kubectl -n kubevirt edit kubevirt."
 
@@ -45,7 +49,7 @@ def permitted(facts: Facts) -> Needed:
     where only claims are offered, which need no permission."""
     if isinstance(facts.devices, Unknown) or facts.config.device_plugin == "off":
         return Needed((), ())
-    views = [view for view in facts.devices.view.devices if view.present and view.resource]
+    views = [v for v in facts.devices.view.devices if v.present and v.resource and v.cause not in _NAMELESS]
     divided = {view.parent for view in views}
     parts = [view for view in views if view.address not in divided and (view.parent or view.profile)]
     whole = {

@@ -397,7 +397,7 @@ class SysfsReader:
             device="",
             class_code="",
             driver=driver,
-            vfio_bound=driver in VFIO_DRIVERS,
+            vfio_bound=driver in VFIO_DRIVERS or vfio_devices(f"{directory.path}/vfio-dev") is not None,
             iommu_group=directory.group(),
             numa_node=None,
             pcie_root=None,

@@ -41,6 +41,7 @@ from gpuactors.core.values.model import (
     device_key,
     pci_address,
 )
+from gpuactors.core.values.vgpu import VendorVgpu
 from tests.core.builders import (
     H100,
     SETTINGS,
@@ -363,8 +364,19 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "its node is missing": (Cause.NODE_MISSING, lambda: broken(gpu(A, has_node=False))),
     "it is a virtual function on NVIDIA's driver": (
         Cause.VIRTUAL_FUNCTION,
-        lambda: broken(
+        lambda: gone_unallocated(
             replace(gpu(A, driver="nvidia"), vfio_bound=True, physical=pci_address("0000:01:00.7"))
+        ),
+    ),
+    "it is a vGPU of a type without a name": (
+        Cause.VGPU_UNNAMED,
+        lambda: gone_unallocated(
+            replace(
+                gpu(A, driver="nvidia"),
+                vfio_bound=True,
+                physical=pci_address("0000:01:00.7"),
+                vgpu=VendorVgpu(1147, driver_bind=7),
+            )
         ),
     ),
     "it is a virtual function of one that is on vfio": (

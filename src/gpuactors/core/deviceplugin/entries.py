@@ -28,7 +28,8 @@ def entries(
     for key, device in devices.items():
         assessment = assessed[key]
         held = assessment.holding
-        if device.has_backing or key in offered or (held is not None and held.is_allocated):
+        is_there = device.has_backing and not device.unnamed
+        if is_there or key in offered or (held is not None and held.is_allocated):
             entry = _advertised(ids.get(key) or DeviceId(key), device, assessment.status)
             by_resource.setdefault(device.resource, {})[entry.id] = entry
     return by_resource

@@ -44,6 +44,7 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.core.values.owner import Named, OwnClaims, Owner
 from gpuactors.core.values.selector import Selector
+from gpuactors.core.values.vgpu import CardTypes, OwnVgpuType
 
 
 class Index(Struct, frozen=True, gc=False):
@@ -126,6 +127,8 @@ def index(
     functions: Functions,
     mediated: MediatedDevices,
     selectors: tuple[Selector, ...],
+    vgpu_types: Mapping[PciAddress, CardTypes],
+    own_vgpu_types: tuple[OwnVgpuType, ...],
     observed: Mapping[int, Observed],
     leaving: frozenset[PciAddress],
     resolved: Mapping[Named, Resolved],
@@ -142,7 +145,8 @@ def index(
     ancestors: Mapping[DeviceKey, tuple[DeviceKey, ...]],
 ) -> Index:
     """Derive the index from parts of the state: `Host`, `Polls`, `Kubelet`, `Ledger`, `Gpus` and `Published`."""
-    inventory, meanings = inventory_of(functions, mediated, selectors), meanings_of(resolved)
+    inventory = inventory_of(functions, mediated, selectors, vgpu_types, own_vgpu_types)
+    meanings = meanings_of(resolved)
     resources = _resources(inventory, resolved, served, device_lists)
     node_devices = devices(inventory, meanings, resolved, resources)
     listed_aliases = _aliases(device_lists)

@@ -9,6 +9,7 @@ Must not judge: owner and status of a device are decided in `assessment/`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.core.values.owner import Named
 from gpuactors.core.values.selector import Selector
+from gpuactors.core.values.vgpu import CardTypes, OwnVgpuType
 
 
 class Inventory(Struct, frozen=True, gc=False):
@@ -74,14 +76,23 @@ class Meanings(Struct, frozen=True, gc=False):
 
 @memoized
 def inventory_of(
-    functions: Functions, mediated: MediatedDevices, selectors: tuple[Selector, ...]
+    functions: Functions,
+    mediated: MediatedDevices,
+    selectors: tuple[Selector, ...],
+    vgpu_types: Mapping[PciAddress, CardTypes] = MappingProxyType({}),
+    own_vgpu_types: tuple[OwnVgpuType, ...] = (),
 ) -> Inventory:
-    """Derive the groups and devices of these functions and mediated devices, which are sorted by key."""
+    """Derive the groups and devices of these functions and mediated devices, which are sorted by key. The names of vGPU
+    types are as in `HostFacts`."""
     groups = by_group(functions)
-    present, parts = _with_relatives(table.devices(HostFacts(functions, groups, selectors, mediated)))
+    present, parts = _with_relatives(
+        table.devices(HostFacts(functions, groups, selectors, mediated, vgpu_types, own_vgpu_types))
+    )
     selected = {key: device for key, device in present.items() if device.is_selected}
     models: dict[ResourceName, set[str]] = {}
     for device in selected.values():
+        if device.unnamed:
+            continue
         models.setdefault(device.resource, set()).add(device.model)
     return Inventory(
         functions=functions,

@@ -7,7 +7,7 @@ from typing import final
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.gpus import config, placement
-from gpuactors.core.kinds.table import key_of, kind_named
+from gpuactors.core.kinds.table import key_of, kind_named, kind_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, gpus_of
 from gpuactors.core.values.claim import BoundFunction, Claim, DeviceEdits
@@ -32,7 +32,8 @@ class GpuFiles:
             is_own = gpu is not None and not result.admin_access
             device = state.index.present.get(gpu.key) if gpu is not None and is_own else None
             bound = _bound(entry, gpu) if gpu is not None and is_own else ()
-            edits.append(kind_named(result.device).edits(result, device, bound, chosen))
+            kind = kind_of(device) if device is not None else kind_named(result.device)
+            edits.append(kind.edits(result, device, bound, chosen))
         return tuple(edits)
 
     def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:

@@ -58,7 +58,8 @@ def on_state_changed(before: NodeState, state: NodeState, gpus: Gpus) -> Gpus:
         address: earlier if address in unchanged else replace(earlier, due_at=0.0)
         for address, device in devices.items()
         if not device.has_backing or address in gpus.reserved
-        if device.group is not None and Act.BIND in kind_of(device).acts
+        if device.group is not None and Act.BIND in (kind := kind_of(device)).acts
+        if kind.never_given(device) is None
         for earlier in (gpus.fitness.get(address, _NEW),)
     }
     check = gpus.fitness_check

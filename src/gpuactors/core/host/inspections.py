@@ -43,6 +43,7 @@ from gpuactors.core.values.model import (
     Retry,
     Seen,
 )
+from gpuactors.core.values.vgpu import VendorVgpu
 
 _K = TypeVar("_K", bound=str)
 _V = TypeVar("_V")
@@ -50,6 +51,14 @@ _V = TypeVar("_V")
 UNSETTLED_INSPECTIONS_S: Final = (0.2, 1.0, 5.0, 30.0)
 """When to repeat an inspection of a function that failed or was incomplete (a missing node, an unreadable attribute);
 the last one repeats. udev's own rules finish in well under a second."""
+
+VGPU_INSPECTION_S: Final = 10.0
+"""The interval between two inspections of a virtual function of NVIDIA's vGPU driver, in seconds: no uevent reports
+that a vGPU type was set or removed. A pod that waits for the type gets it in a few seconds more."""
+
+VGPU_SLOTS: Final = 10
+"""The parts of VGPU_INSPECTION_S: a function is inspected in the part that its address decides, so that 256 of them are
+26 in each second, and those of a part are one wake-up."""
 
 SHORTAGE_INSPECTION_S: Final = 1.0
 """The wait after an inspection that failed for lack of descriptors, memory or threads: an Allocate may wait for the
@@ -229,12 +238,6 @@ def _inspections_back(inspections: Inspections, addresses: Iterable[InspectedKey
     return ask_inspections(inspections, again) if again else inspections
 
 
-def _with(inspections: Inspections, address: InspectedKey, refresh: Refresh) -> Inspections:
-    """Replace the refresh of the address; remove it if it is neither outstanding nor due."""
-    single = {a: r for a, r in inspections.single.items() if a != address}
-    return replace(inspections, single=single if refresh == _NEVER else {**single, address: refresh})
-
-
 def due(state: NodeState, at: float) -> NodeState:
     """Request the scan and the inspections that are due."""
     inspections = state.host.inspections
@@ -339,7 +342,20 @@ def _with_ids(function: PciFunction, last: PciFunction | None) -> PciFunction:
         iommu_group=last.iommu_group if function.iommu_group is None else function.iommu_group,
         physical=function.physical or last.physical,
         vfio_bound=function.vfio_bound or (function.driver is None and last.vfio_bound),
+        vgpu=_with_vgpu_type(function, last),
     )
+
+
+def _with_vgpu_type(function: PciFunction, last: PciFunction) -> VendorVgpu | None:
+    """Keep the vGPU type of a function that is still on the same driver, and cannot be read just now."""
+    now, before = function.vgpu, last.vgpu
+    if before is None or function.driver != last.driver or function.presence not in (0, last.presence):
+        return now
+    if now is None:
+        return before
+    if now.type is None and now.driver_bind in (0, before.driver_bind):
+        return replace(now, type=before.type)
+    return now
 
 
 def _is_of_model(function: PciFunction, last: PciFunction) -> bool:
@@ -363,7 +379,7 @@ def _settle(
         outstanding = [*inspections.functions.values(), *([scan] if scan else [])]
         oldest = min(outstanding, default=math.inf)
         seen = {a: s for a, s in seen.items() if known(host, a) is not None or s.inspection > oldest}
-    retries = dict(inspections.retries)
+    retries, due = dict(inspections.retries), dict[InspectedKey, float]()
     for number, addresses in inspected:
         for address in addresses:
             retry = retries.get(address)
@@ -372,26 +388,43 @@ def _settle(
             retries.pop(address, None)
             part = known(host, address)
             is_complete = part is None or _is_complete(part)
-            due_at = math.inf
+            due_at = _due_by_clock(part, at)
             if failed or not is_complete:  # with growing waits, without end
                 attempt = retry.attempt + 1 if retry is not None else 0
                 waits_s = UNSETTLED_INSPECTIONS_S
                 due_at = at + waits_s[min(attempt, len(waits_s) - 1)]
                 retries[address] = Retry(attempt, number)
-            inspections = _due(inspections, address, due_at)
-    inspections = replace(inspections, retries=retries)
+            due[address] = due_at
+    inspections = _due(replace(inspections, retries=retries), due)
     return replace(state, host=replace(state.host, seen=seen, inspections=inspections))
 
 
-def _due(inspections: Inspections, address: InspectedKey, at: float) -> Inspections:
-    refresh = inspections.single.get(address, _NEVER)
-    return inspections if refresh.due_at == at else _with(inspections, address, replace(refresh, due_at=at))
+def _due_by_clock(part: HostPart | None, at: float) -> float:
+    """Return when a part is inspected again though nothing is missing; infinite for most."""
+    if not isinstance(part, PciFunction) or part.vgpu is None:
+        return math.inf
+    slot = int(part.address.replace(":", "").replace(".", ""), 16) % VGPU_SLOTS
+    first = at - at % VGPU_INSPECTION_S + slot * (VGPU_INSPECTION_S / VGPU_SLOTS)
+    return first if first > at else first + VGPU_INSPECTION_S
+
+
+def _due(inspections: Inspections, due_at: Mapping[InspectedKey, float]) -> Inspections:
+    """Make the next inspection of each of these due at its time."""
+    changed = {
+        key: replace(refresh, due_at=at)
+        for key, at in due_at.items()
+        if (refresh := inspections.single.get(key, _NEVER)).due_at != at
+    }
+    if not changed:
+        return inspections
+    single = {key: refresh for key, refresh in {**inspections.single, **changed}.items() if refresh != _NEVER}
+    return replace(inspections, single=single)
 
 
 def _again_soon(state: NodeState, failed: InspectionFailed, at: float) -> NodeState:
     """Plan another inspection soon: a shortage passes, and an inspection costs next to nothing."""
     retries = {**state.host.inspections.retries, failed.address: Retry(0, failed.inspection)}
-    inspections = _due(state.host.inspections, failed.address, at + SHORTAGE_INSPECTION_S)
+    inspections = _due(state.host.inspections, {failed.address: at + SHORTAGE_INSPECTION_S})
     return replace(state, host=replace(state.host, inspections=replace(inspections, retries=retries)))
 
 

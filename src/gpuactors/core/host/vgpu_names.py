@@ -4,7 +4,7 @@ A virtual function shows the number of its type, and the lists show the names of
 of a card that is full they show none. The number means a type of one physical card, as long as its driver stays bound.
 So the lists of all virtual functions of a card are merged, by the card and the bind of its driver.
 
-Must not decide what a name means for a device: that is its kind's.
+Must not decide what a name means for a device: that is `kinds/vgpu.py`.
 """
 
 from __future__ import annotations

@@ -13,11 +13,12 @@ from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, DeviceEd
 from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName
 from gpuactors.core.values.mediated import MediatedDevices
-from gpuactors.core.values.model import DeviceKey, Functions, Observed, PciFunction
+from gpuactors.core.values.model import DeviceKey, Functions, Observed, PciAddress, PciFunction
 from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.slices import OfferedDevice
 from gpuactors.core.values.status import Reason
 from gpuactors.core.values.vfio import VfioConfig
+from gpuactors.core.values.vgpu import CardTypes, OwnVgpuType
 
 
 class HostFacts(Struct, frozen=True, gc=False):
@@ -31,6 +32,10 @@ class HostFacts(Struct, frozen=True, gc=False):
     """The operator's selectors, which choose the offered devices."""
     mediated: MediatedDevices = MappingProxyType({})
     """The mediated devices of the host, sorted by key."""
+    vgpu_types: Mapping[PciAddress, CardTypes] = MappingProxyType({})
+    """The same as `Host.vgpu_types`."""
+    own_vgpu_types: tuple[OwnVgpuType, ...] = ()
+    """The operator's names of vGPU types."""
 
 
 class Act(StrEnum):

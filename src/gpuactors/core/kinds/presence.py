@@ -26,12 +26,18 @@ def changed(seen: PciFunction, now: PciFunction | None) -> Reason | None:
         return Reason(Cause.UNREADABLE, now.fault)
     if (now.vendor, now.device) != (seen.vendor, seen.device):
         return another(f"{now.vendor}:{now.device}, not {seen.vendor}:{seen.device}")
+    if (type_ := _vgpu_type(seen)) and _vgpu_type(now) != type_:
+        return another(f"vGPU type {_vgpu_type(now) or 'none'}, not {type_}")
     if now.iommu_group != seen.iommu_group:
         return Reason(
             Cause.GROUP_CHANGED,
             f"its IOMMU group changed from {seen.iommu_group} to {now.iommu_group}; ask again",
         )
     return None
+
+
+def _vgpu_type(function: PciFunction) -> int | None:
+    return function.vgpu.type if function.vgpu is not None else None
 
 
 def another(what: str) -> Reason:

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 
 from gpuactors.core.kinds.kind import HostFacts, Kind
 from gpuactors.core.kinds.pci_function import PCI_FUNCTION
+from gpuactors.core.kinds.vgpu import VGPU
 from gpuactors.core.kinds.virtual_function import VIRTUAL_FUNCTION
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import DeviceKey
 
-KINDS: tuple[Kind, ...] = (VIRTUAL_FUNCTION, PCI_FUNCTION)
+KINDS: tuple[Kind, ...] = (VGPU, VIRTUAL_FUNCTION, PCI_FUNCTION)
 """Every kind. If two kinds have a device of the same key, it belongs to the first one."""
 
 
@@ -38,9 +39,9 @@ def key_of(slice_name: str) -> DeviceKey | None:
 
 
 def kind_named(slice_name: str) -> Kind:
-    """Return the kind of a device by its name in a ResourceSlice. An unknown name, such as that of a claim of NVIDIA's
-    driver, means a whole PCI function."""
-    return next((kind for kind in KINDS if kind.key_of(slice_name) is not None), PCI_FUNCTION)
+    """Return the kind of a device that is not there, by its name in a ResourceSlice. The name of a PCI function, which
+    may be of any kind of these, and an unknown name, such as that of a claim of NVIDIA's driver, mean a whole one."""
+    return next((kind for kind in reversed(KINDS) if kind.key_of(slice_name) is not None), PCI_FUNCTION)
 
 
 def devices(facts: HostFacts) -> Mapping[DeviceKey, Device]:

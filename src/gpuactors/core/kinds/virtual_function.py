@@ -66,15 +66,15 @@ class VirtualFunctions:
         ).values()
 
     def blocker(self, device: Device, use: Observed | None) -> Reason | None:
-        return without_physical(device) or PCI_FUNCTION.blocker(device, use)
+        return _left_alone(device) or without_physical(device) or PCI_FUNCTION.blocker(device, use)
 
     def not_backed(self, device: Device) -> Reason:
         if device.has_backing:
             return PCI_FUNCTION.not_backed(device)
-        return without_physical(device) or PCI_FUNCTION.not_backed(device)
+        return _left_alone(device) or without_physical(device) or PCI_FUNCTION.not_backed(device)
 
     def never_given(self, device: Device) -> Reason | None:
-        return PCI_FUNCTION.never_given(device) or without_physical(device)
+        return PCI_FUNCTION.never_given(device) or _left_alone(device) or without_physical(device)
 
     def to_bind(self, device: Device) -> tuple[PciFunction, ...]:
         return PCI_FUNCTION.to_bind(device)
@@ -116,7 +116,7 @@ the operator's selectors, and `Device.iommufd`."""
 def _virtual(inputs: _Inputs) -> Device:
     """Return the device that is a virtual function."""
     function, physical, members, selectors, iommufd = inputs
-    return device_of(
+    device = device_of(
         (function,) if physical is None else (function, physical),
         members,
         selectors,
@@ -124,25 +124,31 @@ def _virtual(inputs: _Inputs) -> Device:
         resource=named_virtual(function, physical),
         iommufd=iommufd,
     )
+    # NVIDIA's driver registers it with vfio before it has a type, and a card has dozens of these.
+    return replace(device, has_backing=device.has_backing and function.driver != _NVIDIA)
 
 
 VIRTUAL_FUNCTION: Final[Kind] = VirtualFunctions()
 
 
+def _left_alone(device: Device) -> Reason | None:
+    """Return why a virtual function on NVIDIA's driver is given to nobody: it has no vGPU type, else it would be of
+    the kind in `vgpu.py`. None on any other driver."""
+    function = device.units[0]
+    if function.driver != _NVIDIA:
+        return None
+    untyped = "; no vGPU type is set (nvidia/current_vgpu_type is 0)" if function.vgpu is not None else ""
+    return Reason(Cause.VIRTUAL_FUNCTION, f"{_OF_NVIDIA}{untyped}")
+
+
 def without_physical(device: Device) -> Reason | None:
-    """Return why its physical function, or NVIDIA's driver, keeps it from every virtual machine; None if it does
-    not.
+    """Return why its physical function keeps it from every virtual machine; None if it does not.
 
     Who opens a virtual function of a physical one that is on a vfio driver must present the token that the user of that
     one has set (drivers/vfio/pci/vfio_pci_core.c, vfio_pci_validate_vf_token; since Linux 5.7). Neither KubeVirt nor
     Kata can.
     """
     function, *known = device.units
-    if function.driver == _NVIDIA:
-        return Reason(
-            Cause.VIRTUAL_FUNCTION,
-            _OF_NVIDIA,
-        )
     if not known:
         return Reason(
             Cause.PHYSICAL_FUNCTION_NOT_READY,

@@ -225,6 +225,8 @@ def not_listed(state: NodeState, resource: ResourceName, key: DeviceKey) -> Reas
     device = state.index.present.get(key)
     if device is None:
         return GONE
+    if device.unnamed:
+        return kind_of(device).not_backed(device)
     if device.has_backing and device.resource == resource:
         return Reason(Cause.NOT_SELECTED, "no selector matches it any more (--select)")
     if device.has_backing and device.model not in state.published.served.get(resource, ()):

@@ -172,6 +172,8 @@ class NodeState(Struct, frozen=True, dict=True):
             host.functions,
             host.mediated,
             self.daemon.settings.selectors,
+            host.vgpu_types,
+            self.daemon.settings.vgpu_types,
             host.polls.groups,
             host.polls.leaving,
             kubelet.resolved,

@@ -42,6 +42,7 @@ class Cause(StrEnum):
     VIRTUAL_FUNCTION = "VirtualFunction"
     VIRTUAL_FUNCTIONS = "VirtualFunctions"
     PHYSICAL_FUNCTION_ON_VFIO = "PhysicalFunctionOnVfio"
+    VGPU_UNNAMED = "VgpuUnnamed"
     PHYSICAL_FUNCTION_NOT_READY = "PhysicalFunctionNotReady"
     MEDIATED_DEVICES = "MediatedDevices"
     # --- it is gone, or another one
@@ -212,7 +213,13 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     Cause.VIRTUAL_FUNCTION: Meaning(
         UNHEALTHY,
         "It is an SR-IOV virtual function on NVIDIA's driver, which makes vGPUs of such. gpuactors never unbinds it.",
-        "Nothing, if that is meant.",
+        "Nothing, if that is meant. To offer it as a vGPU, set its type.",
+    ),
+    Cause.VGPU_UNNAMED: Meaning(
+        UNHEALTHY,
+        "It has a vGPU type whose name is not known, as its card was full before gpuactors first read a list of types. "
+        "No list and no slice has it.",
+        "Name the type by --vgpu-type, as the message shows; nvidia-smi vgpu -s -v has the names.",
     ),
     Cause.VIRTUAL_FUNCTIONS: Meaning(
         UNHEALTHY,

@@ -77,6 +77,10 @@ class Device(Struct, frozen=True, gc=False):
         """The devices that exclude it while they have an owner. Two parts of one device do not exclude each other."""
         return self.ancestors + self.parts
 
+    unnamed: str = ""
+    """Why the name of its model is not known, as a sentence; empty if it is. Such a device is in no list, unless a pod
+    has it."""
+
     @property
     def owned_keys(self) -> set[DeviceKey]:
         """The keys of the device and of each function of its IOMMU group: its owner has them all."""

@@ -190,7 +190,7 @@ class Inspections(Struct, frozen=True, gc=False):
     """The full scan."""
     single: Mapping[InspectedKey, Refresh]
     """The inspections of one function or mediated device each that are outstanding, or due as the facts are
-    incomplete."""
+    incomplete, or by the clock."""
     scan_failures: int
     retries: Mapping[InspectedKey, Retry]
     """The functions and mediated devices that are inspected again as their facts are incomplete."""

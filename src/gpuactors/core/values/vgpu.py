@@ -62,7 +62,7 @@ class OwnVgpuType(Struct, frozen=True, gc=False):
 
 
 def names_of(
-    vgpu: VendorVgpu, card: str | None, types: CardTypes | None, own: Iterable[OwnVgpuType]
+    vgpu: VendorVgpu | None, card: str | None, types: CardTypes | None, own: Iterable[OwnVgpuType]
 ) -> tuple[str, ...]:
     """Return the name of the function's vGPU type: the operator's, for this card before one for every card, else that
     of the card's lists. Empty if it has no type or no name; several if the lists contradict each other.
@@ -70,7 +70,7 @@ def names_of(
     `card` is the function's physical function, and `types` are those of this card. The types of another bind of its
     driver say nothing: the same number may mean another type.
     """
-    if not vgpu.type:
+    if vgpu is None or not vgpu.type:
         return ()
     names = {o.card: o.name for o in own if o.number == vgpu.type and o.card in (None, card)}
     if names:

@@ -39,6 +39,7 @@ _PASSING: Final = frozenset(
         Cause.FABRIC_OF_HOST,
         Cause.VIRTUAL_FUNCTION,
         Cause.VIRTUAL_FUNCTIONS,
+        Cause.VGPU_UNNAMED,
         Cause.PHYSICAL_FUNCTION_ON_VFIO,
         Cause.PHYSICAL_FUNCTION_NOT_READY,
     }

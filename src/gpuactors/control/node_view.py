@@ -132,7 +132,7 @@ def _present(state: NodeState, reported: DeviceReport, device: Device, at: float
         polled_s=ago(polled.at, at) if polled is not None else None,
         calls=_calls(state, device.key, at),
         kind=device.kind,
-        parent=device.parent,
+        parent=_parent(state, device),
         profile=_profile(device),
     )
 
@@ -142,6 +142,14 @@ def _own_nodes(device: Device) -> tuple[str, ...]:
     is_function = bool(device.units) and device_key(device.units[0].address) == device.key
     nodes = device.units[0].nodes if is_function else device.nodes
     return tuple(node for node in nodes if node not in _SHARED_NODES)
+
+
+def _parent(state: NodeState, device: Device) -> str | None:
+    """Return the device that it is a part of; the name in sysfs of one that is no PCI function."""
+    if device.parent is not None:
+        return device.parent
+    mediated = state.host.mediated.get(device.key)
+    return mediated.parent_name or None if mediated is not None else None
 
 
 def _profile(device: Device) -> str | None:

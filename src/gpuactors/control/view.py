@@ -258,7 +258,8 @@ class DeviceView(Struct, frozen=True):
     kind: str = "pci-function"
     """The name of its kind (`core/kinds/table.py`). A daemon that does not report it has whole PCI functions only."""
     parent: str | None = None
-    """The key of the device that it is a part of; None if it is whole, its parent is no PCI function, or it is gone."""
+    """The key of the device that it is a part of, or the name in sysfs of a parent that is no PCI function: `mtty`.
+    None if it is whole or gone."""
     profile: str | None = None
     """The name of its vGPU profile, `NVIDIA A40-12Q`; None if it has none."""
 

@@ -30,7 +30,8 @@ from gpuactors.cli.inspect.view import (
 )
 from gpuactors.control.node_view import view_of
 from gpuactors.control.view import CardView, DeviceView, NodeView
-from gpuactors.core.values.model import pci_address
+from gpuactors.core.values.mediated import MediatedDevice
+from gpuactors.core.values.model import device_key, pci_address
 from tests.core.builders import Core, gpu
 from tests.core.kinds.toy import CARD, RESOURCE, card, half, registered
 
@@ -230,12 +231,14 @@ def test_a_profile_of_several_resources_asks_which() -> None:
 
 
 def test_a_device_whose_parent_is_no_pci_function_has_its_profile_as_its_name() -> None:
-    mdev = part(
-        a_card(), UUIDS[0], kind="mdev", parent=None, vendor="", device="", model=None, profile="mtty-2"
-    )
-    text, _ = explained(replace(divided(), devices=(mdev,)), UUIDS[0])
+    no_function = {"parent": "mtty", "vendor": "", "device": "", "model": None}
+    mdev = part(a_card(), UUIDS[0], kind="mediated-device", profile="mtty-2", **no_function)
+    view = replace(divided(), devices=(mdev,))
+    text, known = explained(view, UUIDS[0])
     assert text[0] == f"{UUIDS[0]}  mtty-2"
-    assert "Card" not in as_table(shown(replace(divided(), devices=(mdev,))), 100)
+    assert "Part of       mtty" in text
+    assert known["parent"] == "mtty"
+    assert "Card mtty" in as_table(shown(view), 100).splitlines()
 
 
 # --- a card that no selector chooses, from the core -------------------------------------------------------------------
@@ -277,3 +280,12 @@ def test_a_virtual_function_shows_its_physical_function() -> None:
     assert view.cards == (), "the selectors choose it"
     assert f"Card {PF}" in as_table(shown(view), 100)
     assert f"Part of       {PF}" in explanation(Explained(find(view, "3b:00.4"), shown(view)), 200)
+
+
+def test_the_parent_of_a_mediated_device_that_is_no_pci_function_has_its_name_in_sysfs() -> None:
+    """Its key and facts are those of a kind that the core asks for nothing here."""
+    core = Core(gpu("23:00.0", 1))
+    key = device_key(pci_address(WHOLE))
+    mediated = MediatedDevice(key, None, "mtty", "mtty-2", "", None, None, (), (), None, None, None)
+    state = replace(core.state, host=replace(core.state.host, mediated={key: mediated}))
+    assert find(view_of(state, core.at), WHOLE).parent == "mtty"

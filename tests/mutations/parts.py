@@ -1,0 +1,139 @@
+"""Bugs to plant in what is known of the parts of cards, virtual functions above all: each names the test that finds it
+in seconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutations.mutations import Mutation
+
+_CROSSINGS: Final = "tests/core/gpus/test_crossings.py"
+_KIND: Final = "tests/core/kinds/test_virtual_function.py"
+_RULES: Final = "tests/core/test_virtual_functions.py"
+_READ: Final = "tests/host/test_sysfs.py"
+_NAMES: Final = "tests/core/test_vgpu_names.py"
+
+_ABOVE: Final = "        excluded = [(other, True) for other in above]"
+_BELOW: Final = "[(other, False) for other in parts.get(key, ())]\n"
+_EXCLUDED: Final = f"{_ABOVE} + {_BELOW}"
+_COMPANION: Final = f"{_KIND}::test_neither_a_virtual_function_nor_one_that_has_some_is_a_companion"
+
+PARTS: Final = (
+    # --- who excludes whom ----------------------------------------------------------------------------------
+    Mutation(
+        "the virtual functions of a card exclude each other",
+        "core/devices/holdings.py",
+        _EXCLUDED,
+        f"{_EXCLUDED}"
+        "        excluded += [(s, True) for other in above for s in parts.get(other, ()) if s != key]\n",
+        f"{_CROSSINGS}::test_while_a_part_has_an_owner_the_card_is_held_and_the_other_part_is_free",
+    ),
+    Mutation(
+        "the owner of a card does not exclude its parts",
+        "core/devices/holdings.py",
+        _EXCLUDED,
+        f"{_ABOVE}\n",
+        f"{_CROSSINGS}::test_while_a_card_has_an_owner_a_part_that_is_made_is_not_given",
+    ),
+    Mutation(
+        "the owner of a part does not exclude its card",
+        "core/devices/holdings.py",
+        _EXCLUDED,
+        f"        excluded = {_BELOW}",
+        f"{_CROSSINGS}::test_while_a_part_has_an_owner_the_card_is_held_and_the_other_part_is_free",
+    ),
+    # --- which virtual function a virtual machine could open --------------------------------------------------
+    Mutation(
+        "a virtual function of a card on vfio-pci is given away",
+        "core/kinds/virtual_function.py",
+        "    if physical.vfio_bound:\n",
+        "    if physical.vfio_bound and not function.vfio_bound:\n",
+        f"{_RULES}::test_neither_is_given_away_while_the_physical_one_is_on_vfio",
+    ),
+    Mutation(
+        "a virtual function of a card on no driver is given away",
+        "core/kinds/virtual_function.py",
+        "    if physical.driver is None:\n",
+        "    if physical.driver is None and physical.has_virtual_functions is False:\n",
+        f"{_RULES}::test_one_whose_physical_function_is_not_ready_is_not_given_away",
+    ),
+    Mutation(
+        "a virtual function in a GPU's slot is bound as its companion",
+        "core/kinds/viability.py",
+        "        and other.physical is None\n",
+        "",
+        _COMPANION,
+    ),
+    Mutation(
+        "a card with virtual functions is bound as a companion",
+        "core/kinds/viability.py",
+        "        and not other.has_virtual_functions\n",
+        "",
+        _COMPANION,
+    ),
+    Mutation(
+        "virtual functions with the ids of their card are counted in its resource",
+        "core/values/inventory.py",
+        "    is_shared = ids_of(function) == ids_of(physical) or name == named(physical)\n",
+        "    is_shared = ids_of(function) != ids_of(physical) and name == named(physical)\n",
+        f"{_KIND}::test_its_resource_is_never_that_of_its_physical_function",
+    ),
+    # --- how it is known ----------------------------------------------------------------------------------
+    Mutation(
+        "a hint about a card is none about its virtual functions",
+        "core/host/inspections.py",
+        "        virtual = [a for a, f in host.functions.items() if f.physical == event.address]\n",
+        "        virtual = list[PciAddress]()\n",
+        f"{_RULES}::test_a_hint_about_the_physical_function_is_one_about_its_virtual_ones",
+    ),
+    Mutation(
+        "what an outstanding inspection finds is believed after a virtual function has gone",
+        "core/host/inspections.py",
+        "if f.has_virtual_functions or a in outstanding]\n",
+        "if f.has_virtual_functions]\n",
+        f"{_RULES}::test_a_hint_about_an_unknown_function_is_one_about_what_is_being_inspected",
+    ),
+    Mutation(
+        "a virtual function whose removal waits is a whole GPU",
+        "core/host/inspections.py",
+        "    if last is not None and function.physical is None and function.presence == last.presence != 0:\n",
+        "    if last is not None and function.physical is None and function.fault is not None:\n",
+        f"{_RULES}::test_one_that_is_removed_while_a_process_has_it_stays_a_virtual_function",
+    ),
+    Mutation(
+        "the link to a virtual function that was removed by hand counts",
+        "host/sysfs.py",
+        '        name.startswith("virtfn") and os.path.exists(f"{directory}/{name}") for name in names_in(directory)\n',
+        '        name.startswith("virtfn") for name in names_in(directory)\n',
+        f"{_READ}::test_the_link_to_a_virtual_function_that_was_removed_by_hand_is_none",
+    ),
+    Mutation(
+        "the card of a virtual function is read only if it is selected",
+        "host/sysfs.py",
+        "            self._add_physical(look, group)\n",
+        "",
+        f"{_READ}::test_the_physical_function_is_read_with_a_virtual_one_whatever_is_selected",
+    ),
+    # --- mediated devices and vGPUs -------------------------------------------------------------------------
+    Mutation(
+        "a mediated device is made by its parent alone, whose card nobody reads",
+        "host/mdev.py",
+        "        return (function,) if physical is None else (function, physical)\n",
+        "        return (function,)\n",
+        "tests/host/test_mdev.py::test_the_functions_that_it_is_a_part_of_come_with_it_chosen_or_not",
+    ),
+    Mutation(
+        "the names of another card's vGPU types are used",
+        "core/host/vgpu_names.py",
+        "            of_card[function.physical].append(function.vgpu)\n",
+        "            for of_one in of_card.values():\n                of_one.append(function.vgpu)\n",
+        f"{_NAMES}::test_two_cards_of_one_model_may_number_differently",
+    ),
+    Mutation(
+        "the names of vGPU types outlive a new bind of the card's driver",
+        "core/host/vgpu_names.py",
+        "    kept = known.names if known is not None and known.driver_bind == bind else {}\n",
+        "    kept = known.names if known is not None else {}\n",
+        f"{_NAMES}::test_a_new_bind_of_the_driver_ends_the_names",
+    ),
+)

@@ -219,7 +219,7 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         UNHEALTHY,
         "It has a vGPU type whose name is not known, as its card was full before gpuactors first read a list of types. "
         "No list and no slice has it.",
-        "Name the type by --vgpu-type, as the message shows; nvidia-smi vgpu -s -v has the names.",
+        "Name the type by --vgpu-type, as the message shows.",
     ),
     Cause.VIRTUAL_FUNCTIONS: Meaning(
         UNHEALTHY,

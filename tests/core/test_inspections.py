@@ -128,7 +128,7 @@ def test_inspections_that_come_back_together_mean_what_they_mean_one_after_the_o
     companion = pci_address("0000:01:00.1")
     one_by_one, together = Core(gpu(A, 7), gpu("01:00.1", 7)), Core(gpu(A, 7), gpu("01:00.1", 7))
     for core in (one_by_one, together):
-        core.feed(*(HostChanged(a, None, "change pci") for a in (companion, A, B)))
+        core.feed(*(HostChanged(a, None, "change pci") for a in (B, companion, A)))
     results = [
         FunctionInspected(wanted(together, companion), companion, (gpu(A, 7), gpu("01:00.1", 7))),
         FunctionInspected(wanted(together), A, (gpu("01:00.1", 7),)),

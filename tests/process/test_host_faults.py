@@ -145,7 +145,7 @@ def test_a_gpu_that_never_answers_costs_no_other_gpu_anything() -> None:
             node.assert_sound(daemon)
 
 
-def test_virtual_functions_and_the_gpu_that_has_them_are_given_to_nobody() -> None:
+def test_virtual_functions_are_given_away_alone_and_not_while_their_physical_one_is_on_vfio() -> None:
     """Issue 24, 9: a virtual function was handed out as a whole GPU, and so was its physical one."""
     with open_node() as node:
         node.plug(0x23, "2330", driver="vfio-pci")
@@ -153,12 +153,19 @@ def test_virtual_functions_and_the_gpu_that_has_them_are_given_to_nobody() -> No
         node.tree.plug(spec)
         node.tree.virtualize(spec.address, 1, "vfio-pci")
         (virtual,) = node.tree.virtual_functions(spec.address)
+        of_virtual = f"{H100}_VF"
         with node.daemon() as daemon:
-            node.wait_device_lists({H100: {GOOD: HEALTHY, spec.address: UNHEALTHY, virtual: UNHEALTHY}})
-            daemon.wait_event("device.changed", device=virtual, has=[f"a virtual function of {spec.address}"])
+            both = {GOOD: HEALTHY, spec.address: UNHEALTHY}
+            node.wait_device_lists({H100: both, of_virtual: {virtual: UNHEALTHY}})
+            on_vfio = f"a virtual function of {spec.address}, which is on vfio-pci"
+            daemon.wait_event("device.changed", device=virtual, has=[on_vfio])
             daemon.wait_event("device.changed", device=spec.address, has=["write 0 to its sriov_numvfs"])
             node.tell(node.tree.virtualize(spec.address, 0))
-            node.wait_device_lists({H100: {GOOD: HEALTHY, spec.address: HEALTHY}})
+            node.wait_device_lists({H100: {GOOD: HEALTHY, spec.address: HEALTHY}, of_virtual: {}})
+            node.tell(node.tree.unbind(spec.address))
+            node.tell(node.tree.bind(spec.address, "nvidia"))
+            node.tell(node.tree.virtualize(spec.address, 1, "vfio-pci"))
+            node.wait_device_lists({H100: {GOOD: HEALTHY}, of_virtual: {virtual: HEALTHY}})
             node.assert_sound(daemon)
 
 

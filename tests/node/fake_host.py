@@ -72,7 +72,7 @@ class FakeHost:
 
     def plug(
         self, slot: int, device: str = H100, *, driver: str | None = "vfio-pci", group: int | None = None,
-        function: int = 0, class_code: str = "030200", numa_node: int = -1, vendor: str = "10de",
+        function: int = 0, class_code: str = "030200", numa_node: int = -1, vendor: str = "10de", total_vfs: int = 0,
     ) -> str:  # fmt: skip
         """A function appears, and a driver takes it; its group is the slot unless named. Its PCI address."""
         name = address(slot, function)
@@ -80,9 +80,21 @@ class FakeHost:
         with self.lock:
             self._tenants.group_of[name] = group
             self.kernel.plug(
-                PciSpec(name, vendor, device, class_code, group, numa_node=numa_node, driver=driver)
-            )
+                PciSpec(
+                    name, vendor, device, class_code, group, numa_node=numa_node, driver=driver, total_vfs=total_vfs,
+                )
+            )  # fmt: skip
         return name
+
+    def virtualize(self, name: str, count: int, driver: str | None = "vfio-pci") -> list[str]:
+        """A function gets so many virtual functions, which a driver takes; with 0 it loses them. Their addresses."""
+        with self.lock:
+            before = set(self.tree.functions)
+            self.tell(self.tree.virtualize(name, count, driver))
+            virtual = sorted(set(self.tree.functions) - before)
+            groups = {one: self.tree.functions[one].group for one in virtual}
+            self._tenants.group_of |= {one: group for one, group in groups.items() if group is not None}
+        return virtual
 
     def unplug(self, name: str) -> None:
         """A function disappears, once its holder lets go."""
@@ -116,7 +128,8 @@ class FakeHost:
             self.kernel.release()
             self.wake()
             for name in list(self.tree.functions):
-                self.tell(self.tree.unplug(name))
+                if name in self.tree.functions:  # a virtual function goes with its physical one
+                    self.tell(self.tree.unplug(name))
             self.kernel.power_off()
 
     def owners(self) -> Mapping[int, frozenset[str]]:

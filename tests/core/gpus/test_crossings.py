@@ -322,3 +322,15 @@ def test_a_preference_names_the_parts_of_a_card_that_another_pod_has_last() -> N
     ids = tuple(DeviceId(key) for key in (*SRIOV.parts, of_other.address))
     asked = PreferenceAsked(core.token(), SRIOV.of_parts, (PreferenceRequest(ids, (), 1),))
     assert core.answers(asked) == [Preferred(((ids[2],),))]
+
+
+def test_a_container_that_may_have_any_gpu_has_no_part_of_one(of: Card) -> None:
+    """The ID of a MIG device names no GPU; it is of one that is on NVIDIA's driver."""
+    core = of.core(parted=True)
+    on_nvidia = gpu("0000:06:00.0", 6, driver="nvidia")
+    vgpu = replace(gpu("0000:06:00.4", 7, driver="nvidia"), physical=on_nvidia.address)
+    core.changed(on_nvidia, vgpu)
+    core.others["nvidia.com/mig-1g.10gb", "MIG-0a1b2c3d-0000-4000-8000-000000000001"] = "container"
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert core.state.index.possible_owners.keys() == {device_key(on_nvidia.address)}
+    assert core.device_list(of.of_parts) == dict.fromkeys(sorted(of.parts), "Healthy")

@@ -170,11 +170,14 @@ def _allocation(claimed: ClaimedDevice, doubt: str = "") -> Allocation:
 
 
 def _selected(inventory: Inventory) -> list[tuple[DeviceKey, PciFunction]]:
-    return [(key, inventory.functions[function_address(key)]) for key in inventory.names]
+    """Return the selected devices that are PCI functions: no container has a mediated device."""
+    functions = ((key, inventory.functions.get(function_address(key))) for key in inventory.names)
+    return [(key, function) for key, function in functions if function is not None]
 
 
 def _on_nvidia(inventory: Inventory) -> list[tuple[DeviceKey, PciFunction]]:
-    return [(key, f) for key, f in _selected(inventory) if f.driver == "nvidia"]
+    """Return the GPUs that containers may have by NVIDIA's driver: a virtual function on it is a vGPU."""
+    return [(key, f) for key, f in _selected(inventory) if f.driver == "nvidia" and f.physical is None]
 
 
 def of_ids(inventory: Inventory, vague: Iterable[Named], entries: Mapping[Named, Pod]) -> list[Placement]:

@@ -30,8 +30,8 @@ class VendorVgpu(Struct, frozen=True, gc=False):
     """The part of the list of types that could not be read, as a sentence; empty if all could."""
     driver_bind: int = 0
     """The inode number of the link `driver` of the physical function, which the kernel never reuses (fs/kernfs,
-    kernfs_ino; on Linux 6.18 a link that was made three times had 143015, 143092 and 143169): it changes when a driver is
-    bound anew. 0 if unknown."""
+    kernfs_ino): it changes when a driver is bound anew. On Linux 6.18 a link that was made three times had 143015,
+    143092 and 143169. 0 if unknown."""
 
     @property
     def is_typed(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -18,6 +18,7 @@ from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.values.model import device_key
 from gpuactors.core.values.naming import DOMAINS
 from gpuactors.core.values.slices import STANDARD, Offer, OfferedDevice, ServerKeeps
+from gpuactors.core.values.vgpu import VendorVgpu
 from tests.core.builders import Core, gpu
 from tests.deploy.cel import CelError, evaluated
 from tests.deploy.manifests import DEPLOY, Manifest
@@ -71,14 +72,20 @@ def test_each_claim_names_a_class_that_is_there() -> None:
         assert {one["deviceClassName"] for one in asked(devices)} <= classes.keys()
 
 
+TYPES: Final = ((558, "NVIDIA A40-12Q"),)
+
+
 def published() -> Mapping[str, Manifest]:
     """A device of each kind, as CEL sees it: driver, and attributes by domain."""
+    # A mediated device as its kind offers it.
     vgpu = {"type": "vgpu", "profile": "NVIDIA A40-12Q", "parent": "0000:3b:00.0", "vendorID": "0x10de"}
     kinds = {
         "whole": _attributes(offered_gpu(numa_node=0)),
         "switch": _attributes(offered_gpu(class_code="068000")),
-        "vf": _attributes(_offered_vf()),
-        "vgpu, vendor VFIO": {DRIVER: vgpu | {"vgpuFramework": "vf"}},
+        "vf": _attributes(_offered_part(driver="vfio-pci")),
+        "vgpu, vendor VFIO": _attributes(
+            _offered_part(driver="nvidia", vgpu=VendorVgpu(558, TYPES, driver_bind=1))
+        ),
         "vgpu, mdev": {DRIVER: vgpu | {"vgpuFramework": "mdev"}},
     }
     return {name: {"driver": DRIVER, "attributes": attributes} for name, attributes in kinds.items()}
@@ -93,11 +100,12 @@ def _attributes(device: OfferedDevice) -> dict[str, dict[str, object]]:
     return found
 
 
-def _offered_vf() -> OfferedDevice:
-    pf = replace(gpu("0000:3b:00.0", 1, driver="xe"), has_virtual_functions=True)
-    vf = replace(gpu("0000:3b:00.4", 2), physical=pf.address)
-    core = Core(pf, vf)
-    return kind_of(device := core.state.index.devices[device_key(vf.address)]).offer(device, claimed=False)
+def _offered_part(**facts: Any) -> OfferedDevice:
+    """A virtual function with these facts."""
+    pf = replace(gpu("0000:3b:00.0", 1, driver="nvidia"), has_virtual_functions=True)
+    vf = replace(gpu("0000:3b:00.4", 2), physical=pf.address, **facts)
+    device = Core(pf, vf).state.index.devices[device_key(vf.address)]
+    return kind_of(device).offer(device, claimed=False)
 
 
 def selected(selecting: Manifest) -> set[str]:

@@ -9,11 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors.cli.doctor.checks.gpus import check
-from gpuactors.cli.doctor.facts import Devices, Facts
+from gpuactors.cli.doctor.checks.kubevirt import permitted
+from gpuactors.cli.doctor.facts import Devices, Facts, PermittedDevice
 from gpuactors.cli.doctor.finding import Check, Finding, Level
 from gpuactors.control.view import DeviceView
 from gpuactors.core.values.cause import Cause
 from gpuactors_simulation.host.tree import PciSpec
+from gpuactors_simulation.host.vgpu import VgpuType
 from tests.cli.doctor.rig import GPU, Patient, findings, open_patient
 
 FIRST, SECOND = f"{GPU[:-1]}4", f"{GPU[:-1]}5"
@@ -99,6 +101,28 @@ def test_virtual_functions_of_nvidia_without_a_type_are_a_warning_until_the_card
     (untyped,) = [f for f in of_gpus([*check(typed)]) if SECOND in f.devices]
     assert (untyped.level, untyped.devices) == (Level.PASS, (SECOND,))
     assert "NVIDIA's driver" in untyped.message
+
+
+def test_a_vgpu_whose_type_has_no_name_is_named_with_the_setting_and_permitted_to_nobody(
+    patient: Patient,
+) -> None:
+    """The card is full, so that its lists name no type any more."""
+    types = (VgpuType(1147, "NVIDIA L40S-1Q", 1), VgpuType(1148, "NVIDIA L40S-48Q", 1))
+    spec = PciSpec(GPU, "10de", "26b9", "030200", 35, driver="nvidia", total_vfs=1, vgpu_types=types)
+    patient.node.tree.plug(spec)
+    patient.node.tree.virtualize(GPU, 1, "nvidia")
+    patient.node.tree.set_vgpu_type(FIRST, 1147)
+    found = patient.examined(pre=True)
+    (unnamed,) = [f for f in findings(found) if f.cause is Cause.VGPU_UNNAMED]
+    assert (unnamed.level, unnamed.devices) == (Level.WARN, (FIRST,))
+    assert f"--vgpu-type='{GPU}/1147=NAME'" in unnamed.message
+    assert permitted(found.facts).all == ()
+    patient.flags["vgpu_type"] = "1147=NVIDIA L40S-1Q"
+    found = patient.examined(pre=True)
+    assert [f for f in findings(found) if f.cause is Cause.VGPU_UNNAMED] == []
+    assert permitted(found.facts).pci == (
+        PermittedDevice("nvidia.com/NVIDIA_L40S-1Q", "10DE:26B9", is_external=True),
+    )
 
 
 def test_a_mediated_device_is_judged_by_its_cause_and_its_card_is_let_alone(patient: Patient) -> None:

@@ -26,8 +26,8 @@ MEDIATED: Final = "mediatedDevices"
 PCI: Final = "pciHostDevices"
 """The two lists of `permittedHostDevices`."""
 
-_NAMELESS: Final = frozenset({Cause.VIRTUAL_FUNCTION})
-"""The causes of a virtual function that has no vGPU type: it is of no resource yet."""
+_NAMELESS: Final = frozenset({Cause.VIRTUAL_FUNCTION, Cause.VGPU_UNNAMED})
+"""The causes of a virtual function that has no vGPU type, or one without a name: it is of no resource yet."""
 
 _ADD: Final = "Add the entries at the end of this report: kubectl -n kubevirt edit kubevirt."
 

@@ -11,6 +11,7 @@ _CROSSINGS: Final = "tests/core/gpus/test_crossings.py"
 _KIND: Final = "tests/core/kinds/test_virtual_function.py"
 _RULES: Final = "tests/core/test_virtual_functions.py"
 _READ: Final = "tests/host/test_sysfs.py"
+_VGPU: Final = "tests/core/kinds/test_vgpu.py"
 _NAMES: Final = "tests/core/test_vgpu_names.py"
 
 _ABOVE: Final = "        excluded = [(other, True) for other in above]"
@@ -135,5 +136,19 @@ PARTS: Final = (
         "    kept = known.names if known is not None and known.driver_bind == bind else {}\n",
         "    kept = known.names if known is not None else {}\n",
         f"{_NAMES}::test_a_new_bind_of_the_driver_ends_the_names",
+    ),
+    Mutation(
+        "a vGPU that is retyped under a pod stays Healthy",
+        "core/kinds/vgpu.py",
+        "    return replace(device, model=name, unnamed=",
+        "    return replace(device, unnamed=",
+        f"{_VGPU}::test_one_that_is_retyped_under_a_pod_stays_listed_until_the_pod_ends",
+    ),
+    Mutation(
+        "of lists that contradict each other the first name is used",
+        "core/kinds/vgpu.py",
+        '    name = names[0] if len(names) == 1 else ""\n',
+        '    name = names[0] if names else ""\n',
+        f"{_VGPU}::test_lists_that_contradict_each_other_name_nothing",
     ),
 )

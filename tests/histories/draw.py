@@ -1,8 +1,9 @@
 """Draws histories: each step out of what can happen at that moment, only by a seeded generator.
 
-A `Guide` remembers which pairs of kinds have followed each other and prefers those that have not. It is shared by the
-histories of one process, so what a seed draws depends on those before it; what was drawn is a script like any other,
-and replays without a guide.
+A `Guide` remembers which pairs of kinds have followed each other and prefers those that have not: of those that can
+come now, the rarest. Where none can, it takes a step after which most of them can. It is shared by the histories of one
+process, so what a seed draws depends on those before it; what was drawn is a script like any other, and replays without
+a guide.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _COMES: Final = 0.5
 """While no pod has a claim, one comes with that probability: without one little else is tried. So it does, on a card
 that is to be bound, while something is planned for the next uevents: nothing else brings any."""
 
-_TRIES: Final = 40
-"""How many of the pairs that are wanted are tried before chance decides."""
+_NEXT_COUNTS: Final = 5
+"""How much more a wanted pair counts that the step after the next one can bring than one that may come later."""
 
 _GUIDED: Final = 0.9
 """The share of steps for which a pair that has not occurred is searched."""
@@ -96,18 +97,29 @@ def _next(world: World, rng: random.Random, guide: Guide | None, before: str | N
         slot = _slot_for_channel(world, world.domains, rng)
         if slot is not None:
             return FIRST_OF_DOMAINS, slot
-    if guide is not None and before is not None and rng.random() < _GUIDED:
-        wanted = guide.wanted_after(before)
-        # A kind that can seldom happen is taken when it can; the others come later.
-        for kind in sorted(rng.sample(wanted, min(_TRIES, len(wanted))), key=guide.wanting, reverse=True):
-            if (slot := _slot_for(world, rng, kind)) is not None:
-                return kind, slot
+    if guide is not None and rng.random() < _GUIDED:
+        return _guided(world, rng, guide, before)
     slot = rng.randrange(SLOTS)
-    enabled = [name for name, kind in _kinds(world).items() if kind.enabled(world, slot)]
-    if guide is None:
-        return rng.choice(enabled), slot
-    # Where most is still wanted, more of it can be found next.
-    return rng.choices(enabled, [1 + len(guide.wanted_after(name)) ** 2 for name in enabled])[0], slot
+    return rng.choice([name for name, kind in _kinds(world).items() if kind.enabled(world, slot)]), slot
+
+
+def _guided(world: World, rng: random.Random, guide: Guide, before: str | None) -> tuple[str, int]:
+    """Choose a kind that is wanted right after `before`; else one after which most of what can happen now is wanted."""
+    slots = {name: slot for name in _kinds(world) if (slot := _slot_for(world, rng, name)) is not None}
+
+    def next_wanted(name: str) -> int:
+        # What can happen now can nearly always happen after one more step.
+        return sum(after in slots for after in guide.wanted_after(name))
+
+    wanted = [name for name in guide.wanted_after(before) if name in slots] if before is not None else []
+    if wanted:
+        # A kind that can seldom happen is taken when it can; the others come later.
+        rng.shuffle(wanted)
+        kind = max(wanted, key=lambda name: guide.wanting(name) + _NEXT_COUNTS * next_wanted(name))
+    else:
+        names = list(slots)
+        kind = rng.choices(names, [1 + next_wanted(name) ** 4 for name in names])[0]
+    return kind, slots[kind]
 
 
 def _slot_for_claim(world: World, claims: ClaimsNode, rng: random.Random) -> int | None:

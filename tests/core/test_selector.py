@@ -31,6 +31,8 @@ H100 = {"vendor": "10de", "device": "2330", "class_code": "030200", "address": "
         ("address=00010000:e1:00.0", Selector(address="10000:e1:00.0")),
         ("!vendor=10de,class=03", Selector(vendor="10de", class_prefix="03", exclude=True)),
         (" ! address = 23:00.0", Selector(address="0000:23:00.0", exclude=True)),
+        ("mdev=nvidia-593", Selector(mdev="nvidia-593")),
+        ("!mdev=NVIDIA  A10-24Q", Selector(mdev="nvidia_a10-24q", exclude=True)),
     ],
 )
 def test_reads_what_an_operator_writes(text: str, expected: Selector) -> None:
@@ -49,6 +51,7 @@ def test_reads_what_an_operator_writes(text: str, expected: Selector) -> None:
         ("vendor=!10de", "vendor=!10de", "four hex digits"),
         ("vendor=nvidia", "vendor=nvidia", "four hex digits"),
         ("vendor=", "vendor=", "four hex digits"),
+        ("mdev=", "mdev", "write the id or the name of a type"),
         ("vendor=10de,vendor=1002", "vendor", "given twice"),
         ("device=233", "device=233", "device=2330"),
         ("Vendor=10de", "'Vendor'", "the keys are vendor, device, class, address"),

@@ -201,6 +201,18 @@ def test_a_bus_that_cannot_be_listed_fails_the_scan(tree: HostTree) -> None:
         reader(tree).scan()
 
 
+def test_one_that_nvidias_driver_has_marked_is_its(tree: HostTree, tmp_path: Path) -> None:
+    make_device(tree.root, tree.device_dir(FUNCTION))
+    make_device(tree.root, tree.device_dir(FUNCTION), OTHER_UUID, group=71)
+    markers = tmp_path / "vgpu-concrete"
+    root = HostRoot(str(tree.root))
+    marked = PartsReader(root, SysfsReader(root, (), PciIds.open(None)), str(markers))
+    assert [d.made_by for d in mediated_of(marked.scan())] == ["", ""]
+    markers.mkdir()
+    (markers / UUID).touch()
+    assert [d.made_by for d in mediated_of(marked.scan())] == ["NVIDIA's DRA driver", ""]
+
+
 def test_it_is_the_same_after_a_second_scan(tree: HostTree) -> None:
     make_device(tree.root, tree.device_dir(FUNCTION))
     first, second = reader(tree).scan(), reader(tree).scan()

@@ -88,6 +88,32 @@ async def test_passive_follows_the_kernels_table(tree: HostTree, kind: Kind) -> 
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_of_a_mediated_devices_group_sysfs_says_nothing(tree: HostTree, kind: Kind) -> None:
+    """A call waits for a word about the group."""
+    own = PollTarget(70, (), may_open=False, cdevs=("vfio9",))
+    assert await observe(kind(root(tree), "passive"), own) == {70: GroupUse(70, {}, frozenset(), None, None)}
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("node", ["vfio/70", "vfio/devices/vfio9"])
+async def test_who_has_a_mediated_device_open_is_found_by_its_group_or_its_vfio_device(
+    tree: HostTree, node: str
+) -> None:
+    tree.make_node("vfio/70")
+    (tree.root / "dev/vfio/devices").mkdir(exist_ok=True)
+    tree.make_node("vfio/devices/vfio9")
+    own, other = PollTarget(70, (), may_open=False, cdevs=("vfio9",)), PollTarget(71, (), may_open=False)
+    holder = tree.root / "proc/4711"
+    (holder / "fd").mkdir(parents=True)
+    (holder / "comm").write_text("qemu\n")
+    (holder / "fd/3").symlink_to(tree.root / "dev" / node)
+    uses = await observe(SysfsUse(root(tree), "proc"), own, other)
+    assert uses[70].holders == (Holder(4711, "qemu", None),)
+    assert uses[71].holders == ()
+
+
+@pytest.mark.trio
 async def test_each_function_of_a_group_is_told(tree: HostTree) -> None:
     tree.open_group(1, 4711, device=False)
     tree.open_device(AUDIO, 4711)

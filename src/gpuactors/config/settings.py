@@ -305,10 +305,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         tuple[str, ...],
         Described(
             "Selectors of the PCI functions to offer, each `KEY=VALUE,…` with the keys vendor, device, class (the "
-            "start of the class code) and address. A function is selected if it matches one of them and none that "
+            "start of the class code), address and `mdev` (a type of mediated devices). A function is selected if it "
+            "matches one of them and none that "
             "begins with `!`. If all begin with `!`, they exclude from the default.",
             metavar="KEY=VALUE,…",
-            must_be="one or more selectors KEY=VALUE,… or !KEY=VALUE,… with the keys vendor, device, class and address",
+            must_be="one or more selectors KEY=VALUE,… or !KEY=VALUE,… with the keys vendor, device, class, address "
+            "and mdev",
             check=_checked_selectors,
         ),
         Meta(min_length=1),

@@ -61,7 +61,7 @@ from gpuactors.daemon.about import about, node_of
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.boot import boot_id
 from gpuactors.host.cdi import CdiFiles
-from gpuactors.host.mdev import PartsReader
+from gpuactors.host.mdev import NVIDIAS_MARKERS, PartsReader
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.pod_cgroups import PodCgroups
 from gpuactors.host.reader import ThreadedReader
@@ -187,9 +187,8 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
 def sysfs_of(config: Config) -> PartsReader:
     """Make the reader of sysfs. Raises `ports.errors.HostError` if the configured pci.ids file cannot be read."""
     root = HostRoot(str(config.host_root))
-    return PartsReader(
-        root, SysfsReader(root, config.selectors, PciIds.open(config.pci_ids), config.own_names)
-    )
+    functions = SysfsReader(root, config.selectors, PciIds.open(config.pci_ids), config.own_names)
+    return PartsReader(root, functions, os.path.join(config.kubelet_dir, NVIDIAS_MARKERS))
 
 
 def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:

@@ -27,6 +27,10 @@ from gpuactors.host.sysfs import (
 )
 from gpuactors.ports.errors import HostError
 
+NVIDIAS_MARKERS: Final = "plugins/gpu.nvidia.com/vgpu-concrete"
+"""The directory, below kubelet's, in which NVIDIA's DRA driver (planned for 0.6) has a file for each vGPU that it has
+made for a claim, by UUID."""
+_NVIDIAS: Final = "NVIDIA's DRA driver"
 _NODES: Final = 1 << 31
 """A NUMA node is an int of the kernel's."""
 
@@ -39,7 +43,10 @@ class PartsReader:
     All mediated devices are read, chosen by a selector or not: one keeps its parent from virtual machines.
     """
 
-    def __init__(self, root: HostRoot, functions: SysfsReader) -> None:
+    def __init__(self, root: HostRoot, functions: SysfsReader, nvidias_markers: str = "") -> None:
+        """`nvidias_markers`: the directory in which NVIDIA's DRA driver has a file for each device that it has made, by
+        UUID; empty if there is none to read."""
+        self._nvidias_markers = nvidias_markers
         self._root = root
         self._functions = functions
         self._bus = root.real(MDEV_DEVICES)
@@ -153,7 +160,12 @@ class PartsReader:
             pcie_root=root,
             fault=directory.faults[0] if directory.faults else None,
             presence=presence,
+            made_by=_NVIDIAS if self._is_nvidias(key) else "",
         )
+
+    def _is_nvidias(self, key: DeviceKey) -> bool:
+        """Return whether NVIDIA's driver has made the device for a claim."""
+        return bool(self._nvidias_markers) and os.path.lexists(f"{self._nvidias_markers}/{key}")
 
     def _nodes(self, look: Look, directory: Directory, group: int | None) -> tuple[str, ...]:
         """Return the nodes that exist, as the host's own paths."""

@@ -158,7 +158,7 @@ class ProcReader:
             for target in targets
             for function in target.functions
             for name in names_in(self._root.real(f"{PCI_DEVICES}/{function}/vfio-dev"))
-        }
+        } | {name: target.group for target in targets for name in target.cdevs}
         nodes: dict[NodeId, int] = {}
         for name in names_in(self._root.real(GROUP_NODES)):
             if name.isascii() and name.isdigit():

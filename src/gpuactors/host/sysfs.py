@@ -86,8 +86,8 @@ class SysfsReader:
         self._bus = root.real(PCI_DEVICES)
         self._groups = root.real(IOMMU_GROUPS)
         self._root = root
-        self._choosing = tuple(s for s in selectors if not s.exclude)
-        self._excluding = tuple(s for s in selectors if s.exclude)
+        self._choosing = tuple(s for s in selectors if not s.exclude and s.mdev is None)
+        self._excluding = tuple(s for s in selectors if s.exclude and s.mdev is None)
         self._vendors = frozenset(s.vendor for s in self._choosing)
         """The vendors of the functions that may be selected; None among them stands for any."""
         self._names = names

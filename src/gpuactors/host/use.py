@@ -296,7 +296,8 @@ class _Observation:
         if passive.unseen:
             refused = self._refused.get(group)
             return GroupUse(group, passive.enabled, passive.active, holders, refused, passive.unseen)
-        if not passive.enabled and not holders:
+        # A group without functions is a mediated device's: sysfs shows nothing of its use.
+        if passive.target.functions and not passive.enabled and not holders:
             return None
         # Sysfs shows nothing of a group of which only the node is open, so it proves nothing where the requested check
         # failed.

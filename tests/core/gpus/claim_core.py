@@ -30,6 +30,7 @@ from gpuactors.core.values.claim import (
     Target,
 )
 from gpuactors.core.values.effects import Answer, Effect, Reply
+from gpuactors.core.values.mediated import MediatedDevice
 from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction, Settings, Token
 from tests.core.builders import SETTINGS, A, allocate_call, gpu
 from tests.core.claims.calls_core import CallsCore
@@ -77,6 +78,8 @@ class ClaimCore(CallsCore):
     ) -> None:
         super().__init__(settings, disk)
         self.functions: dict[PciAddress, PciFunction] = {f.address: f for f in functions}
+        self.mediated: dict[DeviceKey, MediatedDevice] = {}
+        """The mediated devices that sysfs shows."""
         self.acts: list[tuple[Target, PciAddress]] = []
         """Every act on a device that was carried out, by its first function."""
         self.state = initial_state(settings, claim_settings=CLAIM_SETTINGS, gpu_settings=gpu_settings)
@@ -89,6 +92,7 @@ class ClaimCore(CallsCore):
         settings = settings or self.state.gpus.settings
         after = ClaimCore(settings=self.state.daemon.settings, gpu_settings=settings, disk=self.disk)
         after.functions, after.api, after.claims = self.functions, self.api, self.claims
+        after.mediated = self.mediated
         after.ledger, after.enabled = self.ledger, self.enabled
         after.at, after.tokens, after.held_back = self.at, self.tokens, {*held_back}
         after.scanned()
@@ -96,7 +100,9 @@ class ClaimCore(CallsCore):
 
     def scanned(self) -> list[Effect]:
         """The scan that is outstanding comes back, with what is there."""
-        return self.feed(HostScanned(self.scan, tuple(self.functions.values())))
+        return self.feed(
+            HostScanned(self.scan, tuple(self.functions.values()), tuple(self.mediated.values()))
+        )
 
     def changed(self, *functions: PciFunction) -> list[Effect]:
         """These functions are there now as they are here; a uevent says so of each."""
@@ -109,6 +115,16 @@ class ClaimCore(CallsCore):
         gone = [PciAddress(a) for a in addresses]
         self.functions = {a: f for a, f in self.functions.items() if a not in gone}
         return self.feed(*(HostChanged(a, None, "remove pci") for a in gone))
+
+    def made(self, *devices: MediatedDevice) -> list[Effect]:
+        """These mediated devices are there now as they are here; a uevent says so of each."""
+        self.mediated |= {device.key: device for device in devices}
+        return self.feed(*(HostChanged(None, None, "bind mdev", device.key) for device in devices))
+
+    def removed(self, *keys: DeviceKey) -> list[Effect]:
+        """These mediated devices are gone."""
+        self.mediated = {key: device for key, device in self.mediated.items() if key not in keys}
+        return self.feed(*(HostChanged(None, None, "remove mdev", key) for key in keys))
 
     # --- what kubelet does ----------------------------------------------------------------------------------
 
@@ -150,7 +166,8 @@ class ClaimCore(CallsCore):
             )
             physical = {f.physical for f in group if f.physical is not None} - {f.address for f in group}
             read = (*group, *(self.functions[a] for a in sorted(physical & self.functions.keys())))
-            return FunctionInspected(number, address, read)
+            device = self.mediated.get(DeviceKey(address))
+            return FunctionInspected(number, address, read, (device,) if device is not None else ())
         if "ledger" in self.held_back:
             poll = self.state.host.polls.refresh.outstanding
             return None if poll is None else self.poll_event(poll)

@@ -1,7 +1,7 @@
 """A kind of device that only tests know: the two halves of a card, as mediated devices are parts of one.
 
-All that the core asks of a kind is here. Its devices are named by UUIDs, are in IOMMU groups without any function of
-the host, and are usable as they are.
+All that the core asks of a kind is here. Its devices have keys that are no PCI addresses, are in IOMMU groups without
+any function of the host, and are usable as they are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RESOURCE: Final = ResourceName("toy.example.com/half")
 CARD: Final = pci_address("0000:05:00.0")
 """Its driver makes the halves."""
 
-_KEY: Final = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_KEY: Final = r"toy(?:-[0-9a-f]+){5}"
 
 
 _HALVED: Final = "Toy"
@@ -53,7 +53,7 @@ def card(driver: str | None = "toy-halves", *, halved: bool = True) -> PciFuncti
 
 
 def half(number: int) -> DeviceKey:
-    return DeviceKey(str(uuid5(NAMESPACE_DNS, f"{CARD}/{number}")))
+    return DeviceKey(f"toy-{uuid5(NAMESPACE_DNS, f'{CARD}/{number}')}")
 
 
 def group_of(number: int) -> int:

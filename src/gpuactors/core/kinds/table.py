@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuactors.core.kinds.kind import HostFacts, Kind
+from gpuactors.core.kinds.mediated_device import MEDIATED_DEVICE
 from gpuactors.core.kinds.pci_function import PCI_FUNCTION
 from gpuactors.core.kinds.vgpu import VGPU
 from gpuactors.core.kinds.virtual_function import VIRTUAL_FUNCTION
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import DeviceKey
 
-KINDS: tuple[Kind, ...] = (VGPU, VIRTUAL_FUNCTION, PCI_FUNCTION)
+KINDS: tuple[Kind, ...] = (VGPU, VIRTUAL_FUNCTION, PCI_FUNCTION, MEDIATED_DEVICE)
 """Every kind. If two kinds have a device of the same key, it belongs to the first one."""
 
 

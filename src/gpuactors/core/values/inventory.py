@@ -44,13 +44,15 @@ class Device(Struct, frozen=True, gc=False):
     """True if the operator's selectors choose it."""
     units: tuple[PciFunction, ...]
     """The functions of the host whose facts it depends on, its own first: a whole function; an SR-IOV virtual function
-    and its physical one, if that is known. Never empty."""
+    and its physical one, if that is known; the parent of a mediated device, and the physical function of that. Empty
+    only if the parent is no PCI function, or not known."""
     members: tuple[PciFunction, ...]
     """All known functions of its IOMMU group, sorted by address."""
     group: int | None
     """The number of its IOMMU group; None if it is in none."""
     parent: DeviceKey | None
-    """The device that it is a part of: the physical function of an SR-IOV virtual function. None if it is whole."""
+    """The device that it is a part of: the physical function of an SR-IOV virtual function, the function that a
+    mediated device was made of. None if it is whole, or its parent is no PCI function."""
     nodes: tuple[str, ...]
     """The device nodes that a container with it gets, as paths of the host."""
     numa_node: int | None
@@ -71,6 +73,8 @@ class Device(Struct, frozen=True, gc=False):
     """Its parent, the parent of that, and so on, whether they are there or not. Set by `devices/inventory.py`."""
     parts: tuple[DeviceKey, ...] = ()
     """The devices that have it among their ancestors, sorted. Set by `devices/inventory.py`."""
+    made_by: str = ""
+    """Another program that has made it for a use of its own, as the subject of a sentence; empty if none has."""
 
     @property
     def relatives(self) -> tuple[DeviceKey, ...]:

@@ -53,6 +53,9 @@ class MediatedDevice(Struct, frozen=True, gc=False):
     presence: int = 0
     """The inode number of its directory in sysfs, as `PciFunction.presence`: it changes when the device is removed and
     made again with the same UUID. 0 if unknown."""
+    made_by: str = ""
+    """Another program that has made it for a use of its own, as the subject of a sentence: `NVIDIA's DRA driver`. Empty
+    if none has, or that is not known."""
 
     @property
     def has_node(self) -> bool:

@@ -24,6 +24,10 @@ DOMAINS: Final[Mapping[str, str]] = {"10de": "nvidia.com", "1002": "amd.com", "8
 ENV_PREFIX: Final = "PCI_RESOURCE_"
 """KubeVirt's prefix for the addresses of PCI devices of one resource (pkg/virt-launcher, hostdevice/pci)."""
 
+MEDIATED_ENV_PREFIX: Final = "MDEV_PCI_RESOURCE_"
+"""KubeVirt's prefix for the UUIDs of mediated devices of one resource. A resource has one of the two variables: with
+both KubeVirt counts its devices twice."""
+
 _VIRTUAL: Final = "_VF"
 """The suffix of the resource of virtual functions: AMD's in pci.ids have it, Intel's and NVIDIA's have the name of the
 physical function."""
@@ -40,6 +44,8 @@ _DROPPED = re.compile(r"[^A-Z0-9_]+")
 _NOT_IN_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 _NOT_AT_END: Final = "_.-"
 """Kubelet wants a letter or digit at both ends (`_product`)."""
+_LABEL_CHARS: Final = 50
+"""The length of a driver's name in a domain, whose labels have 63 characters at most."""
 
 
 @lru_cache(maxsize=4096)
@@ -50,8 +56,7 @@ def resource_name(vendor: str, device: str, model: str | None) -> ResourceName:
     one. Always a name that kubelet accepts. Ids whose names come out the same are **one** resource on purpose: pci.ids
     gives many ids of one product the same name, and NVIDIA's plugin offers them under it.
     """
-    domain = DOMAINS.get(vendor.lower()) or f"pci-{_hex_digits(vendor)}"
-    return ResourceName(f"{domain}/{_product(model or '') or _hex_digits(device)}")
+    return ResourceName(f"{_domain(vendor)}/{_product(model or '') or _hex_digits(device)}")
 
 
 def virtual_name(resource: ResourceName) -> ResourceName:
@@ -68,9 +73,14 @@ def profile_resource(vendor: str, profile: str) -> ResourceName:
     The name is that of NVIDIA's kubevirt-gpu-device-plugin (pkg/device_plugin/device_plugin.go) and of KubeVirt
     (mediated_device.go): white space becomes `_`, and case, `-` and `.` are kept. Always a name that kubelet accepts.
     """
-    domain = DOMAINS.get(vendor.lower()) or f"pci-{_hex_digits(vendor)}"
-    name = _NOT_IN_NAME.sub("", _SPACES.sub("_", profile.strip())).lstrip(_NOT_AT_END)
-    return ResourceName(f"{domain}/{name[:RESOURCE_NAME_MAX_CHARS].rstrip(_NOT_AT_END) or 'unknown'}")
+    return ResourceName(f"{_domain(vendor)}/{_profile(profile)}")
+
+
+def mediated_resource(type_id: str, profile: str) -> ResourceName:
+    """Return the resource of mediated devices whose parent is no PCI function, so that it has no vendor:
+    `mdev-mtty/Dual_port_serial`. The domain is that of the driver in the type's id, `<driver>-<type>`."""
+    driver = re.sub(r"[^a-z0-9]+", "-", type_id.partition("-")[0].lower())[:_LABEL_CHARS].strip("-")
+    return ResourceName(f"mdev-{driver or 'unknown'}/{_profile(profile)}")
 
 
 def parse_own_name(text: str) -> tuple[tuple[str, str], ResourceName]:
@@ -98,13 +108,23 @@ def parse_own_name(text: str) -> tuple[tuple[str, str], ResourceName]:
     return (vendor, device), ResourceName(resource)
 
 
-def env_name(resource: str) -> str:
-    """Return the variable for the PCI addresses: `PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB`.
+def env_name(resource: str, prefix: str = ENV_PREFIX) -> str:
+    """Return the variable for the PCI addresses: `PCI_RESOURCE_NVIDIA_COM_GH100_H100_SXM5_80GB`. With
+    MEDIATED_ENV_PREFIX that for the UUIDs of mediated devices.
 
     KubeVirt computes it from the resource name of the virtual machine's specification, so the rule is exactly its own
     (pkg/util, ResourceNameToEnvVar): upper case, `/` and `.` become `_`, and `-` stays.
     """
-    return ENV_PREFIX + resource.upper().replace("/", "_").replace(".", "_")
+    return prefix + resource.upper().replace("/", "_").replace(".", "_")
+
+
+def _domain(vendor: str) -> str:
+    return DOMAINS.get(vendor.lower()) or f"pci-{_hex_digits(vendor)}"
+
+
+def _profile(profile: str) -> str:
+    name = _NOT_IN_NAME.sub("", _SPACES.sub("_", profile.strip())).lstrip(_NOT_AT_END)
+    return name[:RESOURCE_NAME_MAX_CHARS].rstrip(_NOT_AT_END) or "unknown"
 
 
 def _product(model: str) -> str:

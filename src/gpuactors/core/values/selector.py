@@ -1,7 +1,8 @@
 """Selectors, which choose the offered PCI functions, as an operator writes them (`vendor=10de,class=03`).
 
 A function is chosen if it meets at least one selector, and no selector with `!`: these exclude functions that others
-choose, whatever the order of the selectors.
+choose, whatever the order of the selectors. A mediated device is chosen by the function that it is a part of, or by its
+type (`mdev=nvidia-593`, `!mdev=NVIDIA A10-24Q`).
 
 Must not read a host: a selector is compared with facts that an adaptor has read.
 """
@@ -15,7 +16,7 @@ from msgspec import Struct
 
 EXCLUDE_MARK: Final = "!"
 
-SELECTOR_KEYS: Final = ("vendor", "device", "class", "address")
+SELECTOR_KEYS: Final = ("vendor", "device", "class", "address", "mdev")
 """The keys of a selector, in the order of its text."""
 
 _ID = re.compile(r"[0-9a-f]{4}")
@@ -35,23 +36,27 @@ class Selector(Struct, frozen=True, gc=False):
     device: str | None = None
     class_prefix: str | None = None
     address: str | None = None
+    mdev: str | None = None
+    """The id or the name of the type of a mediated device, in lower case, with `_` for white space. No function meets
+    such a selector."""
     exclude: bool = False
     """True if a function that meets it is excluded, whatever else chooses it."""
 
     def __str__(self) -> str:
         """Return the selector as on the command line; `parse_selector` reads it."""
-        values = (self.vendor, self.device, self.class_prefix, self.address)
+        values = (self.vendor, self.device, self.class_prefix, self.address, self.mdev)
         parts = [f"{key}={value}" for key, value in zip(SELECTOR_KEYS, values, strict=True) if value]
         return (EXCLUDE_MARK if self.exclude else "") + ",".join(parts)
 
 
 def parse_selector(text: str) -> Selector:
-    """Read `KEY=VALUE,…` or `!KEY=VALUE,…` with the keys vendor, device, class and address.
+    """Read `KEY=VALUE,…` or `!KEY=VALUE,…` with the keys vendor, device, class, address and mdev.
 
     The `!` is written once, before the first key: the whole selector excludes.
 
     `0x` and upper case are accepted; a class may end in `x` for "any" (`03xxxx` is `03`); an address may
-    leave out its domain (`23:00.0` is `0000:23:00.0`). Raises ValueError with a sentence that names the key
+    leave out its domain (`23:00.0` is `0000:23:00.0`); of a type of mediated devices upper case and white space do not
+    count. Raises ValueError with a sentence that names the key
     and the remedy.
     """
     values: dict[str, str] = {}
@@ -83,18 +88,43 @@ def parse_selector(text: str) -> Selector:
         device=_id(text, "device", values["device"]) if "device" in values else None,
         class_prefix=_class_prefix(text, values["class"]) if "class" in values else None,
         address=_address(text, values["address"]) if "address" in values else None,
+        mdev=_mediated_type(text, values["mdev"]) if "mdev" in values else None,
         exclude=exclude,
     )
 
 
 def matches(selector: Selector, *, vendor: str, device: str, class_code: str, address: str) -> bool:
     """Return whether a PCI function meets the selector; the facts may be spelt as in sysfs (`0x10de`, `0x030200`)."""
+    return selector.mdev is None and matches_function(
+        selector, vendor=vendor, device=device, class_code=class_code, address=address
+    )
+
+
+def matches_type(selector: Selector, type_id: str, type_name: str) -> bool:
+    """Return whether a type of mediated devices meets the selector's `mdev`, if it has one."""
+    return selector.mdev is None or selector.mdev in (_one_word(type_id), _one_word(type_name))
+
+
+def matches_function(selector: Selector, *, vendor: str, device: str, class_code: str, address: str) -> bool:
+    """Return whether a function meets the selector's parts about functions."""
     return (
         (selector.vendor is None or selector.vendor == _bare(vendor))
         and (selector.device is None or selector.device == _bare(device))
         and (selector.class_prefix is None or _bare(class_code).startswith(selector.class_prefix))
         and (selector.address is None or selector.address == address.lower())
     )
+
+
+def _one_word(value: str) -> str:
+    return "_".join(value.lower().split())
+
+
+def _mediated_type(text: str, value: str) -> str:
+    if not (word := _one_word(value)):
+        raise ValueError(
+            f"selector {text!r}: mdev is empty; write the id or the name of a type, for example mdev=nvidia-593"
+        )
+    return word
 
 
 def _bare(value: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from gpuactors.core.deviceplugin import calls
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import Call, PciFunction
+from gpuactors.core.values.model import Call, InspectedKey
 from tests.histories.claims import CLAIMS
 from tests.histories.events import DRAWN, DRAWN_WITH_CLAIMS
 from tests.histories.move_events import (
@@ -89,8 +89,8 @@ def test_a_container_is_started_with_no_other_cards_node_if_that_can_be_known(na
 def test_a_daemon_that_answers_in_spite_of_a_uevent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """It decides by the first inspection that comes back."""
 
-    def is_unseen(state: NodeState, call: Call, unit: PciFunction) -> bool:
-        return state.host.seen[unit.address].inspection <= call.since
+    def is_unseen(state: NodeState, call: Call, key: InspectedKey) -> bool:
+        return state.host.seen[key].inspection <= call.since
 
     monkeypatch.setattr(calls, "_is_unseen", is_unseen)
     _expect_found("and the daemon hears of it")

@@ -641,7 +641,7 @@ def check_settled(node: Node) -> None:
             _check_holder(node, slot)
             if slot in o.waiting and not o.silent and said[1] is not Cause.UNBINDING:
                 raise WrongError(f"device {slot} waits to be let go, and the cause is {said[1]}")
-        if given is not None and o.bound[slot] and holder is None and not _is_elsewhere(o, slot):
+        if given is not None and o.can_be_given(slot) and holder is None and not _is_elsewhere(o, slot):
             raise WrongError(
                 f"nobody holds device {slot}, and the virtual machine of {given} was not let start"
             )

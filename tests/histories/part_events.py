@@ -112,6 +112,11 @@ def _switch_on_by_vfio(world: World, slot: int) -> None:
     world.tell(world.tree.virtualize(world.address(slot), PARTS_OF_CARD, VFIO))
 
 
+def _can_switch_off(world: World, slot: int) -> bool:
+    """The writer would sleep on the lock of one whose unbind waits for its holder, or on the card's."""
+    return _has_parts(world, slot) and not any(map(world.tree.is_waiting, world.parts_of(slot)))
+
+
 def _switch_off(world: World, slot: int) -> None:
     """One that is open keeps it, and those after it, until its holder is gone."""
     world.disturb_parts(slot)
@@ -209,8 +214,8 @@ PART_KINDS: Final = (
     _kind("SR-IOV is switched on", _switch_on, _can_switch_on(NVIDIA)),
     _kind("SR-IOV is switched on slowly", _switch_on_slowly, _can_switch_on(NVIDIA)),
     _kind(ON_BY_VFIO, _switch_on_by_vfio, _can_switch_on(VFIO)),
-    _kind(OFF, _switch_off, _has_parts),
-    _kind(OFF_SLOWLY, _switch_off_slowly, _has_parts),
+    _kind(OFF, _switch_off, _can_switch_off),
+    _kind(OFF_SLOWLY, _switch_off_slowly, _can_switch_off),
     _kind("a virtual function is bound to vfio-pci", _bind(VFIO), _part_is(None)),
     _kind("a virtual function is bound to a host driver", _bind("igbvf"), _part_is(None)),
     _kind(UNBOUND, _unbind, _part_is(VFIO, NVIDIA, "igbvf")),

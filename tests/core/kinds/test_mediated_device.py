@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from gpuactors.core.claims.files import contents_of
 from gpuactors.core.claims.pool import wanted_pool
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreStartAsked
-from gpuactors.core.events.host import HostChanged
+from gpuactors.core.events.host import GroupsObserved, HostChanged
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
 from gpuactors.core.kinds.mediated_device import MEDIATED_DEVICE
@@ -24,6 +25,7 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Grant, Granted, Ready, Refused
 from gpuactors.core.values.mediated import MediatedDevice
 from gpuactors.core.values.model import (
+    CachedAnswer,
     DeviceId,
     DeviceKey,
     Holder,
@@ -51,6 +53,16 @@ CONTAINER = "/dev/vfio/vfio"
 
 class Recorded(RecordedSteps, ClaimCore):
     """`ClaimCore`, whose steps are kept."""
+
+    opened: Mapping[int, bool] = MappingProxyType({})
+    """Whether opening a group fails, where that is tried (`--holders open`)."""
+
+    def poll_event(self, poll: int) -> GroupsObserved:
+        """What a poll of the groups sees now."""
+        event = super().poll_event(poll)
+        assert isinstance(event, GroupsObserved)
+        uses = [replace(use, open_refused=self.opened.get(use.group)) for use in event.uses]
+        return replace(event, uses=tuple(uses))
 
 
 def card(driver: str | None = "nvidia") -> PciFunction:
@@ -206,6 +218,33 @@ def test_before_a_start_it_is_looked_at_again(core: Recorded) -> None:
     (refused,) = core.answers(PreStartAsked(core.token(), A10_24Q, (DeviceId(UUID),)))
     assert isinstance(refused, Refused)
     assert UUID in refused.reason
+
+
+def test_its_container_starts_again_with_the_nodes_that_kubelet_has_kept(core: Recorded) -> None:
+    core.cached = (CachedAnswer(A10_24Q, DeviceId(UUID), (CONTAINER, "/dev/vfio/70")),)
+    have(core)
+    assert core.answers(PreStartAsked(core.token(), A10_24Q, (DeviceId(UUID),))) == [Ready()]
+    core.removed(UUID)
+    core.made(mdev(group=80))
+    core.made(mdev(OTHER_UUID, 70))
+    core.pass_time(40)
+    (refused,) = core.answers(PreStartAsked(core.token(), A10_24Q, (DeviceId(UUID),)))
+    assert isinstance(refused, Refused)
+    assert f"/dev/vfio/70 belongs to {OTHER_UUID} now; {UUID} is behind /dev/vfio/80 now" in refused.reason
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_the_last_known_use_applies_while_its_group_is_not_opened(core: Recorded, refused: bool) -> None:
+    """With `--holders open` nothing else shows it, and none is opened while the ledger is read: it must not flap."""
+    core.opened = {70: True, 71: False}
+    core.pass_time(10)
+    assert core.device_list(A10_24Q) == {UUID: "Unhealthy", OTHER_UUID: "Healthy"}
+    core.opened = {}
+    core.pass_time(10)
+    assert core.device_list(A10_24Q) == {UUID: "Unhealthy", OTHER_UUID: "Healthy"}
+    core.opened = {70: refused}
+    core.pass_time(10)
+    assert core.device_list(A10_24Q)[UUID] == ("Unhealthy" if refused else "Healthy")
 
 
 def test_one_that_is_made_later_is_listed_when_the_kernel_has_linked_its_type(core: Recorded) -> None:

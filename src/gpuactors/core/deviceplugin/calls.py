@@ -613,7 +613,7 @@ def _stale(state: NodeState, call: Call, by_id: Mapping[DeviceId, Device]) -> st
     }
     if not cached:
         return ""
-    present_nodes = {i: {n for m in by_id[i].members for n in m.nodes if _is_of_one(n)} for i in ids}
+    present_nodes = {i: set(filter(_is_of_one, _nodes_of(by_id[i]))) for i in ids}
     wrong = sorted(cached - set().union(*present_nodes.values()))
     unserved = [i for i in ids if cached.isdisjoint(present_nodes[i])]
     if not wrong and not unserved:
@@ -634,18 +634,26 @@ def _stale(state: NodeState, call: Call, by_id: Mapping[DeviceId, Device]) -> st
     )
 
 
+def _nodes_of(device: Device) -> Iterator[str]:
+    """Return the nodes of the device and of the functions of its group: a mediated device's has none."""
+    yield from device.nodes
+    for member in device.members:
+        yield from member.nodes
+
+
 def _is_of_one(node: str) -> bool:
     """Return whether a device node belongs to one group or function, unlike the container's and iommufd's."""
     return node.startswith("/dev/vfio/") and node != "/dev/vfio/vfio"
 
 
 def _whose_node(state: NodeState, call: Call, node: str) -> str:
-    """Return which function a device node belongs to now, as a sentence."""
-    for address, function in state.host.functions.items():
-        if node in function.nodes:
-            owner = state.index.owners.get(device_key(address))
+    """Return which function or mediated device a device node belongs to now, as a sentence."""
+    functions = {device_key(address): f.nodes for address, f in state.host.functions.items()}
+    for key, nodes in {**functions, **{k: m.nodes for k, m in state.host.mediated.items()}}.items():
+        if node in nodes:
+            owner = state.index.owners.get(key)
             allocated = f" ({owner.message(call.resource)})" if owner is not None else ""
-            return f"{node} belongs to {address} now{allocated}"
+            return f"{node} belongs to {key} now{allocated}"
     return f"{quoted_id(node)} belongs to no GPU any more"
 
 

@@ -73,6 +73,8 @@ def observed(state: NodeState, event: GroupsObserved | SomeGroupsObserved, at: f
     changed_uses, changed = dict[int, Observed](), False
     for use in uses:
         earlier = before.groups.get(use.group)
+        if earlier is not None and earlier.in_use and _shows_nothing(use) and use.group not in index.owned:
+            continue  # it was not opened this time: the last known use applies
         now = _observed(use, event.poll, at, learned.baselines, state.host.functions, earlier)
         if earlier is None or now != earlier:
             changed_uses[use.group] = now
@@ -131,6 +133,12 @@ def _observed(
         closing_at=closing_at if in_use else None,
         unseen=use.unseen,
     )
+
+
+def _shows_nothing(use: GroupUse) -> bool:
+    """Return whether the poll shows neither that the group is in use nor that it is free: sysfs has nothing of a
+    mediated device's use, so only its holders or opening it show that."""
+    return not use.enabled and not use.unseen and use.holders is None and use.open_refused is None
 
 
 def _open(

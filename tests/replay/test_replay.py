@@ -15,9 +15,12 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors.cli.progress import Progress
+from gpuactors.core.events.daemon import PredecessorGone
 from gpuactors.core.host import usage
 from gpuactors.core.step import step
 from gpuactors.core.values.effects import Level, Log
+from gpuactors.core.values.model import PciAddress
+from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.observe.journal import Bounds, Missed
 from gpuactors.observe.journal_format import FORMAT
 from gpuactors.replay.counts import Counts, counts_of
@@ -46,6 +49,18 @@ def test_what_was_recorded_comes_out_again(tmp_path: Path, seed: int) -> None:
     assert resumed  # the next files, whose states are those that were computed
     assert all(m.missed == 0 and not m.differences for m in resumed)
     assert Replayed(tmp_path).code == 0
+
+
+def test_the_names_of_vgpu_types_come_out_again(tmp_path: Path) -> None:
+    """Their keys are numbers, in an event and in the next file's state."""
+    core = story()
+    names = {PciAddress("0000:3b:00.0"): CardTypes(7, {1147: ("NVIDIA L40S-1Q",)})}
+    core.feed(PredecessorGone("", {}, names))
+    core.pass_time(30.0)
+    write(tmp_path, *core.steps, bounds=Bounds(file_bytes=20_000))
+    found = moments(tmp_path)
+    assert [m.event for m in found if isinstance(m, Played)] == [step.event for step in core.steps]
+    assert not any(m.differences for m in found if isinstance(m, Played | Resumed))
 
 
 RECORDING = """

@@ -126,7 +126,8 @@ class EventReader:
             fields.update(msgspec.json.decode(line.fields, type=dict[str, Any]))
             if unknown := fields.keys() - set(_FIELDS[line.event]):
                 raise FormatError(f"this version's {line.event} has no {quoted_id(min(unknown))}")
-            event: Event = msgspec.convert(fields, kind)
+            # The keys of a mapping are text in JSON, whatever they are in the event.
+            event: Event = msgspec.convert(fields, kind, str_keys=True)
         except UNREADABLE as exc:
             raise FormatError(f"its {line.event} is not one of this version's: {quoted(str(exc))}") from None
         self._events[line.event] = event, line.effects

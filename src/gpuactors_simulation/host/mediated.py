@@ -45,6 +45,8 @@ class _Parent:
     types: Mapping[str, MdevType]
     driver: str
     """The driver of its mediated devices."""
+    first_group: int
+    """The lowest number of an IOMMU group of its devices."""
     children: list[str] = field(default_factory=list)
     """The UUIDs of its mediated devices."""
 
@@ -108,16 +110,22 @@ class MediatedDevices:
     # --- parents ----------------------------------------------------------------------------------------------
 
     def register(
-        self, devpath: str, types: Sequence[MdevType], driver: str, *, subsystem: str = "pci"
+        self,
+        devpath: str,
+        types: Sequence[MdevType],
+        driver: str,
+        *,
+        subsystem: str = "pci",
+        first_group: int = 0,
     ) -> tuple[Uevent, ...]:
         """A device offers these types, by a `driver` of mediated devices (`nvidia-vgpu-vfio`, `mtty`):
         mdev_register_parent. `devpath` is that of a PCI function (`/devices/pci0000:20/0000:23:00.0`), or of another
-        device, which is made if it is not there (`/devices/virtual/mtty/mtty`). Raises `ValueError` if it does so
-        already."""
+        device, which is made if it is not there (`/devices/virtual/mtty/mtty`). The IOMMU groups of its devices have
+        the lowest free numbers from `first_group` on. Raises `ValueError` if it does so already."""
         name = devpath.rpartition("/")[2]
         if name in self._parents:
             raise ValueError(f"{name} is a parent already")
-        parent = _Parent(name, devpath, subsystem, {each.id: each for each in types}, driver)
+        parent = _Parent(name, devpath, subsystem, {each.id: each for each in types}, driver, first_group)
         self._parents[name] = parent
         for made in ("bus/mdev/devices", f"bus/mdev/drivers/{driver}", "class/mdev_bus"):
             (self._root / "sys" / made).mkdir(parents=True, exist_ok=True)
@@ -145,14 +153,20 @@ class MediatedDevices:
 
     def unregister_steps(self, name: str, rest: Iterator[Uevent]) -> Iterator[Uevent]:
         """`unregister`, uevent by uevent, then the `rest`: mdev_unregister_parent. Nothing but the rest if it is no
-        parent."""
+        parent. First it waits for removals that are under way (its `unreg_sem`)."""
         parent = self._parents.get(name)
         if parent is None:
             yield from rest
             return
         (self._root / f"sys/class/mdev_bus/{name}").unlink()
-        removals = ((self._devices[uuid], self.remove_steps(uuid)) for uuid in tuple(parent.children))
+        children = sorted(parent.children, key=lambda uuid: self._devices[uuid].waiting is None)
+        removals = ((self._devices[uuid], self._remove_if_there(uuid)) for uuid in children)
         yield from self._vfio.in_turn(removals, self._unregistered(parent, rest))
+
+    def _remove_if_there(self, uuid: str) -> Iterator[Uevent]:
+        """`remove`, unless a removal that was under way has done it."""
+        if uuid in self._devices:
+            yield from self.remove_steps(uuid)
 
     def _unregistered(self, parent: _Parent, rest: Iterator[Uevent]) -> Iterator[Uevent]:
         shutil.rmtree(self._root / f"sys{parent.devpath}/mdev_supported_types", ignore_errors=True)
@@ -191,7 +205,7 @@ class MediatedDevices:
         self._link(directory / "driver", f"bus/mdev/drivers/{owner.driver}")
         self._link(self._root / f"sys/bus/mdev/drivers/{owner.driver}/{name}", device.devpath)
         # vfio_noiommu_group_alloc makes those of emulated devices as well, with this name.
-        group = next(number for number in count() if number not in self._vfio.members)
+        group = next(number for number in count(owner.first_group) if number not in self._vfio.members)
         self._vfio.join_group(device, group)
         write(f"{self._root}/sys/kernel/iommu_groups/{group}/name", "vfio-noiommu\n")
         yield from self._vfio.register_steps(device)

@@ -326,7 +326,12 @@ class HostTree:
             if address in self._functions:
                 self.remove_attribute(plugged.name, f"virtfn{number}")
                 self.remove_attribute(address, "physfn")
-                yield self._functions[address], self.unplug_steps(address)
+                yield self._functions[address], self._unplug_if_there(address)
+
+    def _unplug_if_there(self, address: str) -> Iterator[Uevent]:
+        """`unplug`, unless it was removed by hand while this waited for its lock."""
+        if address in self._functions:
+            yield from self.unplug_steps(address)
 
     def _virtual_gone(self, plugged: _Plugged, rest: Iterator[Uevent]) -> Iterator[Uevent]:
         plugged.virtual = ()

@@ -155,11 +155,12 @@ class Vfio:
         self, removals: Iterator[tuple[Device, Iterator[Uevent]]], rest: Iterable[Uevent]
     ) -> Iterator[Uevent]:
         """Remove one device after the other, then the `rest`. What follows one that waits for its holder waits as
-        well."""
+        well; so does the removal of a device that is being unbound or removed already, for its lock."""
         for device, steps in removals:
-            yield from steps
+            if device.waiting is None:
+                yield from steps
             if device.waiting is not None:
-                device.waiting = chain(device.waiting, self.in_turn(removals, rest))
+                device.waiting = chain(device.waiting, steps, self.in_turn(removals, rest))
                 return
         yield from rest
 

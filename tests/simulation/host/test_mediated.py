@@ -150,6 +150,40 @@ def test_the_driver_of_the_parent_takes_its_devices_with_it(tree: HostTree) -> N
     assert not (tree.device_dir(GPU.address) / "mdev_supported_types").exists()
 
 
+@pytest.mark.parametrize("silent", [False, True])
+def test_the_driver_of_the_parent_waits_for_a_removal_that_is_under_way(tmp_path: Path, silent: bool) -> None:
+    tree = HostTree(tmp_path, waits_silently=silent)
+    tree.plug(GPU)
+    tree.mediated.register(f"/devices/pci0000:20/{GPU.address}", [A10_12Q], "nvidia-vgpu-vfio")
+    for uuid in (OTHER, UUID):
+        tree.mediated.create(uuid, GPU.address, "nvidia-592")
+    group = tree.mediated.group_of(UUID)
+    assert group is not None
+    tree.open_group(group, 4711)
+    tree.mediated.remove(UUID)
+    assert seen(tree.unbind(GPU.address)) == []
+    assert tree.is_waiting(GPU.address)
+    assert (tree.root / f"sys/bus/mdev/devices/{OTHER}").is_symlink(), "the other one is as it was"
+    assert seen(tree.kill(4711)) == [
+        *["remove vfio-dev"] * silent, "remove vfio", "unbind mdev", "remove mdev",
+        "remove vfio-dev", "remove vfio", "unbind mdev", "remove mdev",
+        "change pci", "unbind pci",
+    ]  # fmt: skip
+    assert not tree.is_waiting(GPU.address)
+    assert tree.mediated.types == {}
+
+
+def test_groups_have_the_lowest_free_numbers_from_a_given_one_on(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    tree.mediated.register(MTTY, [MdevType("mtty-1", None, 24)], "mtty", subsystem="mtty", first_group=7)
+    for uuid in (UUID, OTHER):
+        tree.mediated.create(uuid, "mtty", "mtty-1")
+    assert [tree.mediated.group_of(uuid) for uuid in (UUID, OTHER)] == [7, 8]
+    tree.mediated.remove(UUID)
+    tree.mediated.create(UUID, "mtty", "mtty-1")
+    assert tree.mediated.group_of(UUID) == 7
+
+
 def test_the_parent_may_be_a_virtual_function(tree: HostTree) -> None:
     tree.virtualize(GPU.address, 1, "nvidia")
     (virtual,) = tree.virtual_functions(GPU.address)

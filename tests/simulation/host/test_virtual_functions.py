@@ -90,6 +90,23 @@ def test_a_removal_waits_for_a_holder_and_the_next_ones_with_it(tmp_path: Path, 
     assert (tree.device_dir(PF.address) / "sriov_numvfs").read_text() == "0\n"
 
 
+@pytest.mark.parametrize("act", ["unbind", "unplug"])
+def test_their_removal_waits_for_an_unbind_that_is_under_way(tree: HostTree, act: str) -> None:
+    """The writer of `sriov_numvfs` sleeps on the lock of the one whose holder is waited for."""
+    tree.virtualize(PF.address, 2, "vfio-pci")
+    tree.open_group(72, 4711)
+    assert seen(tree.unbind(FIRST) if act == "unbind" else tree.unplug(FIRST)) == ["remove vfio-dev vfio0"]
+    assert seen(tree.virtualize(PF.address, 0)) == []
+    assert tree.is_waiting(PF.address)
+    assert (tree.driver_of(SECOND), link(tree, SECOND, "physfn")) == ("vfio-pci", PF.address)
+    assert seen(tree.kill(4711)) == [
+        "remove vfio 72", f"unbind pci {FIRST}", f"remove pci {FIRST}",
+        "remove vfio-dev vfio1", "remove vfio 73", f"unbind pci {SECOND}", f"remove pci {SECOND}",
+    ]  # fmt: skip
+    assert not tree.is_waiting(PF.address)
+    assert tree.virtual_functions(PF.address) == ()
+
+
 def test_the_driver_of_the_physical_function_takes_them_with_it(tree: HostTree) -> None:
     """Its link goes first, its `unbind` is the last."""
     tree.virtualize(PF.address, 2, "vfio-pci")

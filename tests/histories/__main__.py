@@ -41,6 +41,9 @@ ADMINISTRATORS_EVERY: Final = 8
 PARTS_EVERY: Final = 8
 """The same of nodes with cards that can have virtual functions."""
 
+VGPUS_EVERY: Final = 8
+"""The same of nodes that have vGPUs as well."""
+
 INTERRUPTED: Final = 130
 """The exit code of a process that SIGINT has ended, as a shell has it."""
 
@@ -69,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.domains_every,
         options.administrators_every,
         options.parts_every,
+        options.vgpus_every,
     )
     size = f"{options.histories} histories" if options.histories is not None else f"{options.minutes:g} min"
     print(f"Seed {seed}, {plan.workers} processes, {size}.", flush=True)
@@ -129,6 +133,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="one node in so many has cards that can have virtual functions; 0: none, else 3 or more "
         f"(default: {PARTS_EVERY})",
+    )
+    parser.add_argument(
+        "--vgpus-every",
+        type=int,
+        default=VGPUS_EVERY,
+        metavar="N",
+        help=f"one node in so many has vGPUs as well; 0: none, else 4 or more (default: {VGPUS_EVERY})",
     )
     parser.add_argument(
         "--script",

@@ -174,13 +174,12 @@ class Answers:
     def _is_free(self, card: str) -> bool:
         """A virtual machine could open it, and no pod has a card of its group."""
         world = self._world
-        spec = world.tree.functions.get(card)
+        group = world.group_of(card)
         return (
-            spec is not None
-            and spec.group is not None
+            group is not None
             and self._is_unowned(card)
-            and world.tree.holder_of(spec.group) is None
-            and world.is_viable(spec.group)
+            and world.tree.holder_of(group) is None
+            and world.is_viable(group)
             and world.is_bound(card)
             and world.can_be_opened(card)
         )
@@ -199,6 +198,5 @@ class Answers:
 
     def _members(self, card: str) -> set[str]:
         """The cards of its group; none if it is in no group."""
-        functions = self._world.tree.functions
-        group = functions[card].group if card in functions else None
+        group = self._world.group_of(card)
         return set() if group is None else set(self._world.tree.group_members(group))

@@ -84,6 +84,8 @@ class Plan:
     """The same of claims and a second administrator."""
     parts_every: int = 0
     """The same of cards that can have virtual functions."""
+    vgpus_every: int = 0
+    """The same of these and vGPUs."""
 
     @property
     def played(self) -> tuple[Serves, ...]:
@@ -94,6 +96,7 @@ class Plan:
             Serves.DOMAINS: self.domains_every,
             Serves.ADMINISTRATORS: self.administrators_every,
             Serves.PARTS: self.parts_every,
+            Serves.VGPUS: self.vgpus_every,
         }
         return tuple(of for of, number in every.items() if number)
 
@@ -117,11 +120,15 @@ def play_part(plan: Plan, part: int, on_played: Callable[[Played], bool]) -> Non
 
 
 def _numbered(plan: Plan, part: int) -> Iterator[tuple[Serves, int]]:
-    """A worker's histories. Those with compute domains, with a second administrator, and with parts of cards have
-    numbers of their own, so that without them the others are the same ones."""
+    """A worker's histories. Those with compute domains, with a second administrator, with parts of cards, and
+    with vGPUs have numbers of their own, so that without them the others are the same ones."""
     turns, numbers, parts = itertools.count(1), itertools.count(), itertools.count()
+    vgpus = itertools.count()
     others, theirs = itertools.count(), itertools.count()
     for turn in turns:
+        if plan.vgpus_every and turn % plan.vgpus_every == plan.vgpus_every - 3:
+            yield Serves.VGPUS, part + plan.workers * next(vgpus)
+            continue
         if plan.parts_every and turn % plan.parts_every == plan.parts_every - 2:
             yield Serves.PARTS, part + plan.workers * next(parts)
             continue

@@ -140,7 +140,8 @@ def _kinds(world: World) -> dict[str, Kind]:
     if world.domains is not None:
         return Serves.DOMAINS.kinds
     if world.claims is None:
-        return (Serves.PARTS if world.has_parts else Serves.PLUGIN).kinds
+        with_parts = Serves.VGPUS if world.has_vgpus else Serves.PARTS
+        return (with_parts if world.has_parts else Serves.PLUGIN).kinds
     return (Serves.CLAIMS if world.claims.administrator is None else Serves.ADMINISTRATORS).kinds
 
 

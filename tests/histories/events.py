@@ -24,7 +24,8 @@ from tests.histories.node_events import NODE_KINDS
 from tests.histories.other_plugin_events import NEIGHBOUR_KINDS
 from tests.histories.part_events import PART_KINDS
 from tests.histories.script import Script, ScriptError
-from tests.histories.world import PARTS
+from tests.histories.vgpu_events import VGPU_KINDS
+from tests.histories.world import PARTS, VGPUS
 
 KINDS: Final[dict[str, Kind]] = {
     kind.name: kind
@@ -41,6 +42,7 @@ KINDS: Final[dict[str, Kind]] = {
         *DOMAIN_KINDS,
         *ADMINISTRATOR_KINDS,
         *PART_KINDS,
+        *VGPU_KINDS,
     )
 }
 """By name, in a fixed order."""
@@ -61,12 +63,15 @@ OF_ADMINISTRATORS: Final[frozenset[str]] = frozenset(kind.name for kind in ADMIN
 OF_PARTS: Final[frozenset[str]] = frozenset(kind.name for kind in PART_KINDS)
 """Only on a node with cards that can have virtual functions (`--parts-every`)."""
 
+OF_VGPUS: Final[frozenset[str]] = frozenset(kind.name for kind in VGPU_KINDS)
+"""Only on a node that has vGPUs as well (`--vgpus-every`)."""
+
 DRAWN: Final[dict[str, Kind]] = {
     kind.name: kind
     for kind in that_can_happen(
         k
         for k in KINDS.values()
-        if k.name not in NOT_DRAWN | OF_CLAIMS | OF_DOMAINS | OF_ADMINISTRATORS | OF_PARTS
+        if k.name not in NOT_DRAWN | OF_CLAIMS | OF_DOMAINS | OF_ADMINISTRATORS | OF_PARTS | OF_VGPUS
     )
 }
 """The events that campaigns draw from, on a node that has neither claims of GPUs nor compute domains."""
@@ -107,6 +112,16 @@ DRAWN_WITH_PARTS: Final[dict[str, Kind]] = {
 }
 """The same on a node with cards that can have virtual functions."""
 
+DRAWN_WITH_VGPUS: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k
+        for k in KINDS.values()
+        if k.name in {*part_events.BESIDE, *OF_PARTS, *OF_VGPUS} and k.name not in NOT_DRAWN
+    )
+}
+"""The same on a node that has vGPUs as well."""
+
 Pair = tuple[str, str]
 
 
@@ -120,6 +135,7 @@ PAIRS_WITH_CLAIMS: Final = pairs_of(DRAWN_WITH_CLAIMS)
 PAIRS_WITH_DOMAINS: Final = pairs_of(DRAWN_WITH_DOMAINS)
 PAIRS_WITH_ADMINISTRATORS: Final = pairs_of(DRAWN_WITH_ADMINISTRATORS)
 PAIRS_WITH_PARTS: Final = pairs_of(DRAWN_WITH_PARTS)
+PAIRS_WITH_VGPUS: Final = pairs_of(DRAWN_WITH_VGPUS)
 
 
 class Serves(StrEnum):
@@ -130,6 +146,7 @@ class Serves(StrEnum):
     DOMAINS = "with compute domains"
     ADMINISTRATORS = "with claims and a second administrator"
     PARTS = "with parts of cards"
+    VGPUS = "with vGPUs"
 
     @property
     def bit(self) -> int:
@@ -140,6 +157,7 @@ class Serves(StrEnum):
             Serves.DOMAINS: DOMAINS,
             Serves.ADMINISTRATORS: CLAIMS | ADMINISTERED,
             Serves.PARTS: PARTS,
+            Serves.VGPUS: VGPUS,
         }[self]
 
     @property
@@ -151,6 +169,7 @@ class Serves(StrEnum):
             Serves.DOMAINS: DRAWN_WITH_DOMAINS,
             Serves.ADMINISTRATORS: DRAWN_WITH_ADMINISTRATORS,
             Serves.PARTS: DRAWN_WITH_PARTS,
+            Serves.VGPUS: DRAWN_WITH_VGPUS,
         }[self]
 
     @property
@@ -162,12 +181,13 @@ class Serves(StrEnum):
             Serves.DOMAINS: PAIRS_WITH_DOMAINS,
             Serves.ADMINISTRATORS: PAIRS_WITH_ADMINISTRATORS,
             Serves.PARTS: PAIRS_WITH_PARTS,
+            Serves.VGPUS: PAIRS_WITH_VGPUS,
         }[self]
 
 
 def serves(seed: int) -> Serves:
     """By the seed of a history."""
-    kinds = (Serves.ADMINISTRATORS, Serves.CLAIMS, Serves.DOMAINS, Serves.PARTS)
+    kinds = (Serves.ADMINISTRATORS, Serves.CLAIMS, Serves.DOMAINS, Serves.VGPUS, Serves.PARTS)
     return next((kind for kind in kinds if seed & kind.bit == kind.bit), Serves.PLUGIN)
 
 

@@ -64,7 +64,8 @@ def _has_companion(world: World, slot: int) -> bool:
 
 
 def _disturb(world: World, slot: int) -> None:
-    world.disturbed.update((world.address(slot), world.address(slot, SECOND), *world.parts_of(slot)))
+    world.disturbed.add(world.address(slot, SECOND))
+    world.disturb_parts(slot)
 
 
 def _plug(device: str, driver: str | None) -> Act:

@@ -19,6 +19,8 @@ from tests.histories.group_events import COMES, IS_BOUND
 from tests.histories.move_events import COMES_WITH_FREED, PULLED, SWAPPED
 from tests.histories.other_plugin_events import SECOND_PLUGIN
 from tests.histories.part_events import CHANGED_BY, OPENED
+from tests.histories.vgpu_events import CHANGED_BY as VGPUS_CHANGED_BY
+from tests.histories.vgpu_events import OPENED_BY
 from tests.histories.world import OLDER_POD, UNTOLD
 from tests.memory.faults import Fault, PlannedCrashError
 
@@ -59,6 +61,7 @@ _HELD: Final = (
     "an external process opens a card",
     "an external process opens only a group",
     OPENED,
+    *OPENED_BY,
     "a pod is force-deleted",
     "a pod is force-deleted and dies late",
     "the ledger file is damaged",  # kubelet loses its ledger
@@ -92,6 +95,7 @@ _CHANGED: Final = (
     "plug a second card into the group",
     "both cards of a group are released",
     *CHANGED_BY,
+    *VGPUS_CHANGED_BY,
     "an attribute turns unreadable",
     "the node reboots",
     "a card comes back in another group",

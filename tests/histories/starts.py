@@ -16,6 +16,7 @@ from gpuactors.core.values.effects import Reply
 from gpuactors.core.values.model import Token
 from gpuactors.ports.node import Step
 from gpuactors_simulation.host.tree import HostTree
+from tests.histories import vgpus
 
 
 @final
@@ -26,8 +27,9 @@ class Starts:
         self._tree: Final = tree
         self._waiting: dict[tuple[str, Token], frozenset[str]] = {}
         """The devices of each PreStartContainer that is not answered yet."""
-        self._groups: dict[str, int | None] = {}
-        """The group of each of these devices when the daemon last had a reason to inspect it before it answered."""
+        self._groups: dict[str, tuple[int | None, str | None]] = {}
+        """The group and vGPU type of each of these devices when the daemon last had a reason to inspect it before it
+        answered."""
 
     def stepped(self, daemon: str, step: Step) -> None:
         """A daemon's core took an event."""
@@ -35,8 +37,8 @@ class Starts:
             case PreStartAsked(token, _, devices):
                 self._waiting[daemon, token] = frozenset(devices)
                 self._note(devices)
-            case HostChanged(address):
-                self._note(self._waited_for(daemon) & {address})
+            case HostChanged() as changed:
+                self._note(self._waited_for(daemon) & {changed.address, changed.mediated})
             case UeventsOpened() | UeventsLost():
                 self._note(self._waited_for(daemon))
             case CallAbandoned(token):
@@ -48,7 +50,8 @@ class Starts:
                 self._waiting.pop((daemon, effect.token), None)
 
     def is_knowable(self, card: str) -> bool:
-        """The daemon that let a container with this card start could know the group that the card is in now."""
+        """The daemon that let a container with this card start could know the group that the card is in now, and its
+        vGPU type."""
         return card not in self._groups or self._groups[card] == self._group(card)
 
     def _waited_for(self, daemon: str) -> set[str]:
@@ -57,6 +60,5 @@ class Starts:
     def _note(self, cards: Iterable[str]) -> None:
         self._groups |= {card: self._group(card) for card in cards}
 
-    def _group(self, card: str) -> int | None:
-        spec = self._tree.functions.get(card)
-        return spec.group if spec is not None else None
+    def _group(self, card: str) -> tuple[int | None, str | None]:
+        return vgpus.group_of(self._tree, card), vgpus.type_of(self._tree, card)

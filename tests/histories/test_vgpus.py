@@ -65,9 +65,9 @@ HISTORIES: Final = {
     "SR-IOV is switched off under a pod that has a vGPU": (
         f"{ON}@4+3; {TYPED}@4+11; {VGPU_POD}+3; SR-IOV is switched off@4+3; a pod ends+3; {ON}@4+3; {TYPED}@4+11"
     ),
-    "SR-IOV is switched off while the unbind of a virtual function waits, which a daemon starts to see": (
+    "the driver of the card goes while the unbind of a virtual function waits, and a daemon starts": (
         "SR-IOV is switched on@4+3; an external process opens a virtual function@4; a virtual function is unbound@4; "
-        "SR-IOV is switched off@4; a daemon crashes; a daemon starts+3"
+        "unbind@4; a daemon crashes; a daemon starts+3"
     ),
 }
 

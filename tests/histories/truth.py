@@ -17,6 +17,7 @@ from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.selector import matches
 from gpuactors_simulation.host.tree import PciSpec
 from gpuactors_simulation.kubelet.values import Phase
+from tests.histories import vgpus
 from tests.histories.other_driver import DRIVER
 from tests.histories.world import GPU_CLASS, World, states_of
 
@@ -109,7 +110,8 @@ def _claimed(device: str) -> PciAddress | None:
 def expected(world: World) -> Lists:
     """The device list of each resource that kubelet should have, and no more.
 
-    Given to a pod by a resource of gpuactors: listed by the name and ID it was given by, Healthy if it is on vfio-pci
+    "On vfio-pci" is a vGPU as well, whose type is its model; a mediated device that is being removed is gone. Given to
+    a pod by a resource of gpuactors: listed by the name and ID it was given by, Healthy if it is on vfio-pci
     and the model that it was, whatever other owners name it and whatever is selected now. Else, if it is selected and
     on vfio-pci: listed, and Healthy if a virtual machine could open it: no pod has it or another card of its group, no
     process holds the group, no function of the group is on a host driver, and SR-IOV does not keep it
@@ -124,34 +126,39 @@ def expected(world: World) -> Lists:
         owned |= world.tree.functions.keys()
     unsure = _unsure(world, given) | doubtful
     lists: Lists = {}
-    for address, spec in world.tree.functions.items():
-        bound, waiting = world.is_bound(address), world.tree.waits_for_holder(address)
-        if spec.class_code != GPU_CLASS:
+    for key in (*world.tree.functions, *vgpus.mediated(world.tree)):
+        spec, group = world.tree.functions.get(key), world.group_of(key)
+        bound, waiting = world.is_bound(key), spec is not None and world.tree.waits_for_holder(key)
+        if spec is not None and spec.class_code != GPU_CLASS:
             continue
         if not (bound or waiting):
-            if spec.group is not None and world.is_taken_for_open(spec.group):
-                lists.setdefault(world.resource_of(address), {})[address] = ANY
+            if group is not None and world.is_taken_for_open(group):
+                lists.setdefault(world.resource_of(key), {})[key] = ANY
             continue
-        assert spec.group is not None
-        own = world.resource_of(address)
-        names = {(g.resource, g.device) for g in given if g.card == address}
+        assert group is not None
+        own, model = world.resource_of(key), world.model(key)
+        names = {(g.resource, g.device) for g in given if g.card == key}
         for resource, device in names:
-            healthy = bound and world.model_of(resource) == spec.device
+            healthy = bound and world.model_of(resource) == model
             lists.setdefault(resource, {})[device] = HEALTHY if healthy else UNHEALTHY
-        if is_selected(world, spec) and own not in {resource for resource, _ in names}:
+        chosen = spec or world.tree.functions[vgpus.parent_of(world.tree, key)]
+        if is_selected(world, chosen) and own not in {resource for resource, _ in names}:
             openable = (
-                owned.isdisjoint(world.tree.group_members(spec.group))
-                and world.tree.holder_of(spec.group) is None
-                and world.is_viable(spec.group)
-                and world.can_be_opened(address)
+                owned.isdisjoint(world.tree.group_members(group))
+                and world.tree.holder_of(group) is None
+                and world.is_viable(group)
+                and world.can_be_opened(key)
             )
-            renamed = any(world.model_of(resource) == spec.device for resource, _ in names)
+            renamed = any(world.model_of(resource) == model for resource, _ in names)
             free = HEALTHY if bound and openable else UNHEALTHY
-            lists.setdefault(own, {})[address] = NOT_OFFERED if renamed else free
-        if not unsure.isdisjoint({address, *world.tree.group_members(spec.group)}):
-            lists.setdefault(own, {})[address] = ANY
-        if not names and world.is_taken_for_open(spec.group):
-            lists.setdefault(own, {})[address] = ANY
+            lists.setdefault(own, {})[key] = NOT_OFFERED if renamed else free
+        if key in world.unlinked and world.is_unlinked(key):
+            lists.setdefault(own, {})[key] = ANY
+            lists.setdefault(world.resource(model), {})[key] = ANY
+        if not unsure.isdisjoint({key, *world.tree.group_members(group)}):
+            lists.setdefault(own, {})[key] = ANY
+        if not names and (world.is_taken_for_open(group) or world.is_held_unseen(key)):
+            lists.setdefault(own, {})[key] = ANY
     for g in given:
         lists.setdefault(g.resource, {}).setdefault(g.device, UNHEALTHY)
         if g.card in unsure:

@@ -54,6 +54,7 @@ from gpuactors_simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
 from gpuactors_simulation.kubelet.transport import MemoryTransport
 from gpuactors_simulation.kubelet.values import Pod
 from gpuactors_simulation.other_plugins import OtherPlugin
+from tests.histories import vgpus
 from tests.histories.administrator import VIRTUAL_FUNCTIONS
 from tests.histories.claims import CLAIMS, COMPANION_DRIVER, ClaimsNode
 from tests.histories.domains import DOMAINS, DomainsNode
@@ -95,6 +96,10 @@ VFIO: Final = "vfio-pci"
 
 PARTS: Final = 1 << 36
 """The bit of a history's seed by which two of its cards can have virtual functions."""
+
+VGPUS: Final = PARTS | 1 << 37
+"""The bits of a history's seed by which one of them has mediated devices instead, and the virtual functions of the
+other can be vGPUs."""
 
 PARTS_OF_CARD: Final = 2
 _PART_DEVICES: Final = {3: "2331", 4: MODEL}
@@ -195,7 +200,8 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
     there are two cards more, which the boot has put on their host's driver, each with a companion; and in one of four
     the API server drops taints. With the bit ADMINISTERED beside it the node has a second administrator. With the bit
     DOMAINS it has compute domains instead. With the bit PARTS two cards more, on NVIDIA's driver, can have virtual
-    functions; those of the second one share an IOMMU group if the fifth bit is set.
+    functions; those of the second one share an IOMMU group if the fifth bit is set. With the bits VGPUS the first one
+    has mediated devices instead, and the virtual functions of the second one can be vGPUs.
     """
     tree = HostTree(root, cdev=seed & 4 != 0, waits_silently=seed & 12 == 8)
     transport = MemoryTransport(trace.carried)
@@ -217,12 +223,15 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
         world.pre_start_gate = seed // 64 % 16 != 5
         held_back.append(world)
         world.has_parts = seed & PARTS != 0
+        world.has_vgpus = seed & VGPUS == VGPUS
         world.parts_share_group = seed & 16 != 0
         if not isinstance(dra, ClaimsNode):
             for slot in range(3):
                 tree.plug(world.card(slot, MODEL, VFIO))
             for slot in _PART_DEVICES if world.has_parts else ():
                 tree.plug(world.card(slot, MODEL, NVIDIA))
+            if world.has_vgpus:
+                vgpus.offer(tree, world.address(vgpus.PARENT_CARD))
         if dra is not None:
             world.join(dra, prebound_companion=seed & 256 != 0)
         await kubelet.start()
@@ -256,13 +265,19 @@ class _Machines:
     def start(self, pod: Pod, devices: Sequence[str], nodes: Sequence[str]) -> None:
         """Implement `Tenancy.start`."""
         (world,) = self._world
-        cards = [device for device in devices if _ADDRESS.fullmatch(device)]
-        known = (card for card in cards if world.starts.is_knowable(card))
-        groups = {spec.group for card in known if (spec := self._tree.functions.get(card)) is not None}
+        cards = [device for device in devices if _ADDRESS.fullmatch(device) or vgpus.is_uuid(device)]
+        known = [card for card in cards if world.starts.is_knowable(card)]
+        groups = {group for card in known if (group := world.group_of(card)) is not None}
         strange = {f"/dev/vfio/{group}" for group in groups} - {*nodes}
         if nodes and strange and world.can_tell_stale_nodes:
             world.problems.append(
                 f"pod {pod.name} was started with {nodes} on {cards}: not {sorted(strange)}"
+            )
+        wanted = {name for resource, _ in pod.requests if (name := vgpus.RESOURCES.get(resource)) is not None}
+        others = {card for card in known if wanted and vgpus.type_of(self._tree, card) not in wanted}
+        if nodes and others and world.can_tell_stale_nodes:
+            world.problems.append(
+                f"pod {pod.name} was started on {sorted(others)}, which is no {sorted(wanted)}"
             )
         self._tenancy.start(pod, devices, nodes)
 
@@ -356,7 +371,12 @@ class World:
         """How many pods other plugins have had."""
         self.has_parts = False
         """Cards can have virtual functions."""
+        self.has_vgpus = False
+        """There can be mediated devices, and virtual functions that are vGPUs."""
         self.parts_share_group = False
+        self.unlinked: set[str] = set()
+        """Virtual functions whose removal waited for their holder when a daemon started: the link to their physical one
+        was gone, and so nothing says what they are."""
         self.part_holders: set[int] = set()
         """Cards of which an external process has a virtual function open."""
         self.broken: dict[tuple[str, str], bytes] = {}
@@ -473,8 +493,11 @@ class World:
         spec = PciSpec(self.address(slot), "10de", device, GPU_CLASS, self.group(slot), driver=driver)
         if not self.has_parts or (of_parts := _PART_DEVICES.get(slot % CARDS)) is None:
             return spec
+        if self.has_vgpus and slot % CARDS == vgpus.PARENT_CARD:
+            return spec
         return replace(
             spec,
+            vgpu_types=vgpus.VGPU_TYPES if self.has_vgpus else (),
             total_vfs=PARTS_OF_CARD,
             vf_device=of_parts,
             vf_group=_PART_GROUPS + PARTS_OF_CARD * (slot % CARDS),
@@ -487,16 +510,24 @@ class World:
         return self.tree.virtual_functions(address) if address in self.tree.functions else ()
 
     def disturb_parts(self, slot: int) -> None:
-        """The card and its virtual functions are not as they should be."""
-        self.disturbed.update((self.address(slot), *self.parts_of(slot)))
+        """The card and its virtual functions and mediated devices are not as they should be."""
+        made = vgpus.mediated_of(self.tree, self.address(slot))
+        self.disturbed.update((self.address(slot), *self.parts_of(slot), *made))
 
     def can_be_opened(self, address: str) -> bool:
         """SR-IOV does not keep the function from virtual machines: it has no virtual ones, or is one itself whose
-        physical one is on its host's driver, which wants no token."""
+        physical one is on its host's driver, which wants no token. A mediated device is whole to that."""
+        if address not in self.tree.functions:
+            return True
         physical = self.tree.physical_function(address)
         if physical is None:
             return not self.tree.virtual_functions(address)
         return self.tree.driver_of(physical) not in (None, VFIO)
+
+    def is_unlinked(self, address: str) -> bool:
+        """It is a virtual function that has no link to its physical one any more."""
+        is_virtual = self.tree.physical_function(address) is not None
+        return is_virtual and not (self.tree.device_dir(address) / "physfn").is_symlink()
 
     def plug_beside(self, slot: int) -> None:
         """A second card comes into a card's group."""
@@ -519,9 +550,18 @@ class World:
         address = self.address(slot, function)
         return self.tree.driver_of(address) if address in self.tree.functions else None
 
-    def is_bound(self, address: str) -> bool:
-        """It is on vfio-pci."""
-        return address in self.tree.functions and self.tree.driver_of(address) == "vfio-pci"
+    def group_of(self, key: str) -> int | None:
+        """The IOMMU group of a function or mediated device; None if it is in none, or not there."""
+        return vgpus.group_of(self.tree, key)
+
+    def is_bound(self, key: str) -> bool:
+        """It is on vfio-pci, or a vGPU: that is usable as it is, a mediated device as long as its card has a driver."""
+        if vgpus.is_uuid(key):
+            return key in vgpus.mediated(self.tree) and (
+                self.tree.driver_of(vgpus.parent_of(self.tree, key)) is not None
+            )
+        is_there = key in self.tree.functions
+        return is_there and (self.tree.driver_of(key) == VFIO or vgpus.type_of(self.tree, key) is not None)
 
     def switch(self, slot: int) -> None:
         """1 is written to `enable` of a card without driver, or 0 if it was 1."""
@@ -534,9 +574,14 @@ class World:
         from a card whose unbind waits for its holder."""
         return any(
             self.switched.get(address, self._started) < self._started and self.tree.enabled(address) > 0
-            for address in self.tree.group_members(group)
+            for address in self.tree.group_members(group) & self.tree.functions.keys()
             if self.tree.driver_of(address) is None
         )
+
+    def is_held_unseen(self, key: str) -> bool:
+        """A process has a mediated device open, and the daemon cannot see that: sysfs does not show it."""
+        group = self.group_of(key) if vgpus.is_uuid(key) else None
+        return self.holders == "passive" and group is not None and self.tree.holder_of(group) is not None
 
     def is_leaving(self, slot: int) -> bool:
         """A daemon has not seen yet that no process has open what was unbound."""
@@ -561,16 +606,20 @@ class World:
 
     def nodes_of(self, cards: Iterable[str | None]) -> set[str]:
         """The device nodes that a container with these cards may have: those of their groups, and the shared ones."""
-        functions = self.tree.functions
-        found = (functions[card].group for card in cards if card is not None and card in functions)
+        found = (self.group_of(card) for card in cards if card is not None)
         groups = {group for group in found if group is not None}
-        members = [a for group in groups for a in self.tree.group_members(group)]
+        members = [a for group in groups for a in self.tree.group_members(group) if a in self.tree.functions]
         numbers = {self.tree.vfio_number(a) for a in members} - {None}
         return (
             {"/dev/vfio/vfio", "/dev/iommu"}
             | {f"/dev/vfio/{group}" for group in groups}
             | {f"/dev/vfio/devices/vfio{number}" for number in numbers}
         )
+
+    def has_silent_removal(self) -> bool:
+        """The removal of a mediated device waits for its holder, and a kernel that says nothing of it."""
+        waits = any(device.waiting is not None for device in self.tree.mediated.devices)
+        return self.tree.waits_silently and waits
 
     def waiting(self) -> list[str]:
         """Functions whose unbind or unplug waits for their holder."""
@@ -654,23 +703,31 @@ class World:
         return self.options.names[model]
 
     def resource_of(self, address: str) -> str:
-        """The resource of a function, as the daemon that serves names it."""
+        """The resource of a function or mediated device, as the daemon that serves names it."""
+        if (name := vgpus.type_of(self.tree, address)) is not None:
+            return next(resource for resource, of in vgpus.RESOURCES.items() if of == name)
         if self.tree.physical_function(address) is None:
             return self.resource(self.tree.functions[address].device)
         return PART_RESOURCES[list(_PART_DEVICES).index(int(address[5:7], 16) - 1)]
 
     def is_ours(self, resource: str) -> bool:
         """It is a name that a daemon of gpuactors makes."""
-        return resource in {*MODELS.values(), *RENAMED.values(), *PART_RESOURCES}
+        return resource in {*MODELS.values(), *RENAMED.values(), *PART_RESOURCES, *vgpus.RESOURCES}
+
+    def model(self, key: str) -> str:
+        """The model of a function that is there, or the name of the type of a vGPU."""
+        return vgpus.type_of(self.tree, key) or self.tree.functions[key].device
 
     def model_of(self, resource: str) -> str:
         """The model that a resource of gpuactors is made for. Raises `KeyError`."""
         models = {name: model for names in (RENAMED, MODELS) for model, name in names.items()}
-        return {**models, **dict(zip(PART_RESOURCES, _PART_DEVICES.values(), strict=True))}[resource]
+        parts = dict(zip(PART_RESOURCES, _PART_DEVICES.values(), strict=True))
+        return {**models, **parts, **vgpus.RESOURCES}[resource]
 
     def meaning(self, resource: str, device: str) -> str | None:
         """The card that an ID in kubelet's ledger means; None if none."""
-        return device if _ADDRESS.fullmatch(device) else self.older.get((resource, device))
+        is_key = _ADDRESS.fullmatch(device) is not None or vgpus.is_uuid(device)
+        return device if is_key else self.older.get((resource, device))
 
     def reasons(self) -> dict[str, str]:
         """The reason of each Unhealthy device in the lists of the daemon that serves, by device ID."""
@@ -752,6 +809,7 @@ class World:
         for card in self.part_holders:
             self.tree.kill(PART_PID + card)
         self.part_holders.clear()
+        self.disturb_parts(vgpus.PARENT_CARD)
         for slot in range(CARDS):
             if self.parts_of(slot):
                 self.disturb_parts(slot)
@@ -771,6 +829,9 @@ class World:
             else:
                 self.tree.plug(moved)
             self.disturbed.add(address)
+        parent = self.address(vgpus.PARENT_CARD)
+        if self.has_vgpus and parent in self.tree.functions and self.tree.driver_of(parent) == NVIDIA:
+            vgpus.offer(self.tree, parent)
         self._renumber_older()
         self.late.clear()
         self.uevent_mode = None
@@ -876,6 +937,7 @@ class World:
     async def start_daemon(self) -> None:
         """A daemon starts; returns when it runs, which is before its first scan."""
         self._started += 1
+        self.unlinked |= {a for a in self.waiting() if self.is_unlinked(a)}
         self._pods_of_daemons += bool(self.daemons)  # a container that ended is started again in its pod
         name = f"daemon {self._started}"
         journal = MemoryJournal(self.journal_directory, name, self.faults)

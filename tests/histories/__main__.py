@@ -42,7 +42,7 @@ PARTS_EVERY: Final = 8
 """The same of nodes with cards that can have virtual functions."""
 
 VGPUS_EVERY: Final = 8
-"""The same of nodes that have vGPUs as well."""
+"""The same of nodes that have vGPUs as well; half of them serve claims."""
 
 INTERRUPTED: Final = 130
 """The exit code of a process that SIGINT has ended, as a shell has it."""

@@ -111,11 +111,11 @@ class ClaimAnswers:
                     del asked.places[card]
 
     def _place(self, card: str) -> Place | None:
-        spec = self._world.tree.functions.get(card)
-        if spec is None:
+        group = self._world.group_of(card)
+        if group is None:
             return None
         is_others = card in others_cards(self._world)
-        return spec.group, spec.device, self._world.host_uses_group_of(card), is_others
+        return group, self._world.model(card), self._world.host_uses_group_of(card), is_others
 
     # --- the answers ----------------------------------------------------------------------------------------
 
@@ -152,8 +152,8 @@ class ClaimAnswers:
         return self.has_another_model(uid) or bool(self._asked_with.get(uid, set()) - {self._now(uid)})
 
     def _now(self, uid: str) -> tuple[str, ...]:
-        functions = self._world.tree.functions
-        return tuple(functions[c].device if c in functions else "" for c in self._node.given.get(uid, ()))
+        world, given = self._world, self._node.given.get(uid, ())
+        return tuple(world.model(card) if world.group_of(card) is not None else "" for card in given)
 
     # --- the files ------------------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class ClaimAnswers:
     def names_others(self, uid: str) -> str:
         """The nodes in the claim's CDI file that are none of its own cards'; empty if there are none."""
         world = self._world
-        cards = [card for card in self._node.given[uid] if card in world.tree.functions]
+        cards = [card for card in self._node.given[uid] if world.group_of(card) is not None]
         others = self._nodes(uid) - _SHARED - world.nodes_of(cards)
         return f"the files of {uid} name {sorted(others)}" if others else ""
 

@@ -85,7 +85,7 @@ class Plan:
     parts_every: int = 0
     """The same of cards that can have virtual functions."""
     vgpus_every: int = 0
-    """The same of these and vGPUs."""
+    """The same of these and vGPUs; every other one serves claims as well."""
 
     @property
     def played(self) -> tuple[Serves, ...]:
@@ -97,6 +97,7 @@ class Plan:
             Serves.ADMINISTRATORS: self.administrators_every,
             Serves.PARTS: self.parts_every,
             Serves.VGPUS: self.vgpus_every,
+            Serves.CLAIMED_VGPUS: self.vgpus_every,
         }
         return tuple(of for of, number in every.items() if number)
 
@@ -127,7 +128,8 @@ def _numbered(plan: Plan, part: int) -> Iterator[tuple[Serves, int]]:
     others, theirs = itertools.count(), itertools.count()
     for turn in turns:
         if plan.vgpus_every and turn % plan.vgpus_every == plan.vgpus_every - 3:
-            yield Serves.VGPUS, part + plan.workers * next(vgpus)
+            nth = next(vgpus)  # of two kinds of nodes, in turn
+            yield (Serves.CLAIMED_VGPUS if nth % 2 else Serves.VGPUS), part + plan.workers * nth
             continue
         if plan.parts_every and turn % plan.parts_every == plan.parts_every - 2:
             yield Serves.PARTS, part + plan.workers * next(parts)

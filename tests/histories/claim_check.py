@@ -95,9 +95,9 @@ class ClaimRules:
             for card in self._cards(pod):
                 if not world.is_bound(card):
                     return LIVE, f"{card} of pod {pod.name} is not on vfio-pci"
-                group = world.tree.functions[card].group
+                group = world.group_of(card)
                 assert group is not None
-                members = world.tree.group_members(group)
+                members = world.tree.group_members(group) & world.tree.functions.keys()
                 if leaving := sorted(a for a in members if world.tree.is_waiting(a)):
                     return LIVE, f"{leaving[0]}, with {card} of pod {pod.name}, is being unbound"
         return None
@@ -183,7 +183,9 @@ class ClaimRules:
         others |= {g.card for g in given_by_us(world) if g.card is not None} | others_cards(world).keys()
         if is_any_withheld(world):
             return False
-        groups = {world.tree.functions[card].group for card in cards}
+        if world.has_vgpus and not all(world.can_be_given(card) for card in cards):
+            return False
+        groups = {world.group_of(card) for card in cards}
         held = any(group is not None and world.tree.holder_of(group) is not None for group in groups)
         return not held and others.isdisjoint(cards)
 
@@ -209,6 +211,8 @@ class ClaimRules:
     def left(self) -> list[str]:
         """Implement `Rules.left`. A driver that an administrator has unloaded holds nothing but the functions that are
         to go back to it; it is loaded when there is nothing else."""
+        if self._world.take_parts_away():
+            return ["the parts of cards are gone just now"]
         him, left = self._node.administrator, self._left()
         if him is None or not him.is_late:
             return left + self._misplaced() + _not_offered(self._node)

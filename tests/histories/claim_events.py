@@ -91,6 +91,7 @@ def _is_free(world: World, claims: ClaimsNode, slot: int) -> bool:
         world.pods < PODS_MAX
         and world.address(slot) in claims.home
         and world.address(slot) not in claims.allocated()
+        and not world.has_parts_now(slot)
     )
 
 
@@ -102,18 +103,22 @@ def _comes(world: World, claims: ClaimsNode, slot: int) -> None:
 
 
 def _is_free_for_two(world: World, claims: ClaimsNode, slot: int) -> bool:
-    return _is_free(world, claims, slot) and len(_free_cards(claims)) > 1
+    return _is_free(world, claims, slot) and len(_free_cards(world, claims)) > 1
 
 
-def _free_cards(claims: ClaimsNode) -> list[str]:
-    return [card for card in claims.cards if card not in claims.allocated()]
+def _free_cards(world: World, claims: ClaimsNode) -> list[str]:
+    return [
+        card
+        for card in claims.cards
+        if card not in claims.allocated() and not world.has_parts_now(int(card[5:7], 16) - 1)
+    ]
 
 
 def _comes_for_two(world: World, claims: ClaimsNode, slot: int) -> None:
     world.pods += 1
     name = f"{CLAIM_POD}{world.pods}"
     first = world.address(slot)
-    second = next(card for card in _free_cards(claims) if card != first)
+    second = next(card for card in _free_cards(world, claims) if card != first)
     claims.allocate(name, [first, second])
     world.kubelet.submit(name, {}, uses=(name,))
 

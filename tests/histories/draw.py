@@ -142,6 +142,8 @@ def _kinds(world: World) -> dict[str, Kind]:
     if world.claims is None:
         with_parts = Serves.VGPUS if world.has_vgpus else Serves.PARTS
         return (with_parts if world.has_parts else Serves.PLUGIN).kinds
+    if world.has_vgpus:
+        return Serves.CLAIMED_VGPUS.kinds
     return (Serves.CLAIMS if world.claims.administrator is None else Serves.ADMINISTRATORS).kinds
 
 

@@ -20,11 +20,11 @@ from tests.histories.kinds import Kind, can_follow, that_can_happen
 from tests.histories.kubelet_events import KUBELET_KINDS
 from tests.histories.ledger_events import LEDGER_KINDS
 from tests.histories.move_events import MOVE_KINDS
-from tests.histories.node_events import NODE_KINDS
+from tests.histories.node_events import NODE_KINDS, REBOOTS_WITH_ANOTHER
 from tests.histories.other_plugin_events import NEIGHBOUR_KINDS
 from tests.histories.part_events import PART_KINDS
 from tests.histories.script import Script, ScriptError
-from tests.histories.vgpu_events import VGPU_KINDS
+from tests.histories.vgpu_events import MDEV_OPENED, OF_PARTS_CLAIMED, VGPU_KINDS, VGPU_OPENED
 from tests.histories.world import PARTS, VGPUS
 
 KINDS: Final[dict[str, Kind]] = {
@@ -43,6 +43,7 @@ KINDS: Final[dict[str, Kind]] = {
         *ADMINISTRATOR_KINDS,
         *PART_KINDS,
         *VGPU_KINDS,
+        OF_PARTS_CLAIMED,
     )
 }
 """By name, in a fixed order."""
@@ -63,7 +64,7 @@ OF_ADMINISTRATORS: Final[frozenset[str]] = frozenset(kind.name for kind in ADMIN
 OF_PARTS: Final[frozenset[str]] = frozenset(kind.name for kind in PART_KINDS)
 """Only on a node with cards that can have virtual functions (`--parts-every`)."""
 
-OF_VGPUS: Final[frozenset[str]] = frozenset(kind.name for kind in VGPU_KINDS)
+OF_VGPUS: Final[frozenset[str]] = frozenset(kind.name for kind in (*VGPU_KINDS, OF_PARTS_CLAIMED))
 """Only on a node that has vGPUs as well (`--vgpus-every`)."""
 
 DRAWN: Final[dict[str, Kind]] = {
@@ -117,10 +118,27 @@ DRAWN_WITH_VGPUS: Final[dict[str, Kind]] = {
     for kind in that_can_happen(
         k
         for k in KINDS.values()
-        if k.name in {*part_events.BESIDE, *OF_PARTS, *OF_VGPUS} and k.name not in NOT_DRAWN
+        if k.name in {*part_events.BESIDE, *OF_PARTS, *OF_VGPUS} - {OF_PARTS_CLAIMED.name, *NOT_DRAWN}
     )
 }
 """The same on a node that has vGPUs as well."""
+
+DRAWN_WITH_CLAIMED_VGPUS: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k
+        for k in KINDS.values()
+        if k.name
+        in {
+            *BESIDE,
+            *(kind.name for kind in CLAIM_KINDS),
+            *OF_VGPUS,
+            *part_events.CLAIMED,
+        }
+        - {MDEV_OPENED, VGPU_OPENED, REBOOTS_WITH_ANOTHER, *NOT_DRAWN}
+    )
+}
+"""The same on a node that has vGPUs and serves claims."""
 
 Pair = tuple[str, str]
 
@@ -136,6 +154,7 @@ PAIRS_WITH_DOMAINS: Final = pairs_of(DRAWN_WITH_DOMAINS)
 PAIRS_WITH_ADMINISTRATORS: Final = pairs_of(DRAWN_WITH_ADMINISTRATORS)
 PAIRS_WITH_PARTS: Final = pairs_of(DRAWN_WITH_PARTS)
 PAIRS_WITH_VGPUS: Final = pairs_of(DRAWN_WITH_VGPUS)
+PAIRS_WITH_CLAIMED_VGPUS: Final = pairs_of(DRAWN_WITH_CLAIMED_VGPUS)
 
 
 class Serves(StrEnum):
@@ -147,6 +166,7 @@ class Serves(StrEnum):
     ADMINISTRATORS = "with claims and a second administrator"
     PARTS = "with parts of cards"
     VGPUS = "with vGPUs"
+    CLAIMED_VGPUS = "with claims and vGPUs"
 
     @property
     def bit(self) -> int:
@@ -158,6 +178,7 @@ class Serves(StrEnum):
             Serves.ADMINISTRATORS: CLAIMS | ADMINISTERED,
             Serves.PARTS: PARTS,
             Serves.VGPUS: VGPUS,
+            Serves.CLAIMED_VGPUS: CLAIMS | VGPUS,
         }[self]
 
     @property
@@ -170,6 +191,7 @@ class Serves(StrEnum):
             Serves.ADMINISTRATORS: DRAWN_WITH_ADMINISTRATORS,
             Serves.PARTS: DRAWN_WITH_PARTS,
             Serves.VGPUS: DRAWN_WITH_VGPUS,
+            Serves.CLAIMED_VGPUS: DRAWN_WITH_CLAIMED_VGPUS,
         }[self]
 
     @property
@@ -182,12 +204,20 @@ class Serves(StrEnum):
             Serves.ADMINISTRATORS: PAIRS_WITH_ADMINISTRATORS,
             Serves.PARTS: PAIRS_WITH_PARTS,
             Serves.VGPUS: PAIRS_WITH_VGPUS,
+            Serves.CLAIMED_VGPUS: PAIRS_WITH_CLAIMED_VGPUS,
         }[self]
 
 
 def serves(seed: int) -> Serves:
     """By the seed of a history."""
-    kinds = (Serves.ADMINISTRATORS, Serves.CLAIMS, Serves.DOMAINS, Serves.VGPUS, Serves.PARTS)
+    kinds = (
+        Serves.CLAIMED_VGPUS,
+        Serves.ADMINISTRATORS,
+        Serves.CLAIMS,
+        Serves.DOMAINS,
+        Serves.VGPUS,
+        Serves.PARTS,
+    )
     return next((kind for kind in kinds if seed & kind.bit == kind.bit), Serves.PLUGIN)
 
 

@@ -68,6 +68,14 @@ OPENED: Final = "an external process opens a virtual function"
 CHANGED_BY: Final = (ON_BY_VFIO, OFF, OFF_SLOWLY, UNBOUND, REMOVED)
 """After these a virtual function, or its card, is not what it was."""
 
+CLAIMED: Final = (
+    "SR-IOV is switched on",
+    OFF,
+    "a virtual function is bound to vfio-pci",
+    UNBOUND,
+)
+"""The kinds of these that are drawn where claims are served."""
+
 _DRIVERS: Final = (VFIO, VFIO, None, NVIDIA)
 
 

@@ -81,6 +81,37 @@ def test_kubelets_view_is_right_while_vgpus_come_and_go(name: str, schedule: int
     assert played.script == script, "a step of it could not happen"
 
 
+CLAIM: Final = "a pod with a claim for a part of a card comes"
+
+WITH_CLAIMS: Final = {
+    "claims get a mediated device, a vGPU and a virtual function": (
+        f"{MADE}@3+3; {CLAIM}+11; {ON}@4+3; {TYPED}@4+11; {CLAIM}+11; a virtual function is unbound@10+3; {CLAIM}+11; "
+        "a pod with a claim ends+11"
+    ),
+    "SR-IOV is switched off under a claim for a vGPU": (
+        f"{ON}@4+3; {TYPED}@4+11; {CLAIM}+11; SR-IOV is switched off@4+3; a pod with a claim ends+11"
+    ),
+    "a mediated device is removed under a claim": (
+        f"{MADE}@3+3; {CLAIM}+11; a mediated device is removed@3+11; a pod with a claim ends+11; {MADE}@3+3; {CLAIM}+11"
+    ),
+    "a claim for a card and the same for a part of it race": (
+        f"a pod with a claim comes@3; {MADE}@3; {CLAIM}+11; a pod with a claim ends+11"
+    ),
+    "a daemon is killed while a claim has a mediated device": (
+        f"{MADE}@3+3; {CLAIM}+11; a daemon crashes; a daemon starts+11; the node reboots+11"
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", [0, PROC, 16])
+@pytest.mark.parametrize("name", WITH_CLAIMS)
+def test_claims_for_parts_of_cards_are_kept(name: str, schedule: int) -> None:
+    script = parse_script(WITH_CLAIMS[name])
+    played = play(script, Serves.CLAIMED_VGPUS.bit | schedule)
+    assert played.failure is None, played.failure
+    assert played.script == script, "a step of it could not happen"
+
+
 def wanted(script: str, schedule: int = PROC) -> dict[str, dict[str, str]]:
     """What kubelet should have right after the last step."""
     lists: list[dict[str, dict[str, str]]] = []
@@ -117,8 +148,11 @@ def test_every_kind_of_vgpus_is_drawn_where_they_are_and_nowhere_else() -> None:
     assert theirs <= KINDS.keys()
     assert theirs.isdisjoint({*DRAWN, *DRAWN_WITH_CLAIMS, *DRAWN_WITH_PARTS})
     assert {*CHANGED_BY, *OPENED_BY} <= theirs
+    assert CLAIM in Serves.CLAIMED_VGPUS.kinds
+    assert not any(CLAIM in of.kinds for of in Serves if of is not Serves.CLAIMED_VGPUS)
 
 
 def test_a_seed_says_whether_there_are_any() -> None:
     assert serves(Serves.VGPUS.bit | 5) is Serves.VGPUS
+    assert serves(Serves.CLAIMED_VGPUS.bit | 5) is Serves.CLAIMED_VGPUS
     assert serves(Serves.PARTS.bit | 5) is Serves.PARTS

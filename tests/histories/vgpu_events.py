@@ -2,7 +2,8 @@
 
 Only on a node with vGPUs (`World.has_vgpus`), beside the events of virtual functions (`part_events.py`) and what these
 have beside them. What happens to the card alone (its driver is unbound, it is unplugged, SR-IOV is switched off) is in
-`host_events.py` and `part_events.py`. Nothing tells of a new vGPU type of a virtual function.
+`host_events.py` and `part_events.py`. Some of these nodes serve claims, for parts of cards as well; a claim whose part
+is changed or taken away under it may have lost it. Nothing tells of a new vGPU type of a virtual function.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 from gpuactors_simulation.host.kernel import NVIDIA
 from gpuactors_simulation.kubelet.values import Phase
 from tests.histories import vgpus
+from tests.histories.claim_events import CLAIM_POD
 from tests.histories.kinds import Kind, card_of, detail_of
 from tests.histories.kubelet_events import PODS_MAX
 from tests.histories.vgpus import MDEV_TYPES, PARENT_CARD, UUIDS, VGPU_CARD, VGPU_TYPES
@@ -193,6 +195,32 @@ def _open(world: World, slot: int, key: str) -> None:
     world.part_holders.add(card_of(slot))
     world.tree.open_group(group, PART_PID + card_of(slot), "python3")
 
+
+# --- claims -----------------------------------------------------------------------------------------------
+
+
+def _free_parts(world: World) -> list[str]:
+    """The parts of cards that the scheduler may give to a claim."""
+    claims = world.claims
+    if claims is None or world.pods >= PODS_MAX:
+        return []
+    parts = [*vgpus.mediated(world.tree), *world.parts_of(VGPU_CARD)]
+    return [key for key in parts if key not in claims.allocated() and world.can_be_given(key)]
+
+
+def _claim_comes(world: World, slot: int) -> None:
+    claims, parts = world.claims, _free_parts(world)
+    assert claims is not None
+    world.pods += 1
+    name = f"{CLAIM_POD}{world.pods}"
+    claims.allocate(name, [parts[detail_of(slot) % len(parts)]])
+    world.kubelet.submit(name, {}, uses=(name,))
+
+
+OF_PARTS_CLAIMED: Final = _kind(
+    "a pod with a claim for a part of a card comes", _claim_comes, lambda w, _s: bool(_free_parts(w))
+)
+"""Only on a node that serves claims besides."""
 
 VGPU_KINDS: Final = (
     _kind(OFFERED, lambda w, s: w.tell(vgpus.offer(w.tree, w.address(s))), _can_offer, PARENT_CARD),

@@ -414,6 +414,9 @@ class World:
     def _plug_claimed(self, claims: ClaimsNode, *, prebound_companion: bool) -> None:
         # Fewer cards where an administrator is: he is to meet the claims.
         first, virtual = (0, 0) if claims.administrator is None else (2, VIRTUAL_FUNCTIONS)
+        if self.has_vgpus:
+            self._plug_with_parts(claims)
+            return
         for slot in range(first, 5):
             driver, companion = (
                 ("vfio-pci", prebound_companion and slot == 2) if slot < 3 else ("nvidia", True)
@@ -424,6 +427,12 @@ class World:
                     self.address(slot, 1), "10de", "22ba", "040300", self.group(slot), driver=COMPANION_DRIVER
                 )
                 claims.plug(audio)
+
+    def _plug_with_parts(self, claims: ClaimsNode) -> None:
+        """Two cards on vfio-pci, and those that can have parts on their host's driver."""
+        for slot, driver in ((0, VFIO), (1, VFIO), (vgpus.PARENT_CARD, NVIDIA), (vgpus.VGPU_CARD, NVIDIA)):
+            claims.plug(self.card(slot, MODEL, driver))
+        vgpus.offer(self.tree, self.address(vgpus.PARENT_CARD))
 
     async def _collect_claims(self, node: DraNode) -> None:
         """The cluster's controller: the claim of a pod goes with it. A claim has its pod's name."""
@@ -509,10 +518,32 @@ class World:
         address = self.address(slot)
         return self.tree.virtual_functions(address) if address in self.tree.functions else ()
 
+    def has_parts_now(self, slot: int) -> bool:
+        """The card has virtual functions or mediated devices, on a node with vGPUs."""
+        address = self.address(slot)
+        return self.has_vgpus and bool(self.parts_of(slot) or vgpus.mediated_of(self.tree, address))
+
+    def take_parts_away(self) -> bool:
+        """No card has any mediated device or virtual function any more. False if none had."""
+        if self.claims is None or not self.has_vgpus:
+            return False
+        made = [(uuid, self.tree.mediated.remove) for uuid in vgpus.mediated(self.tree)]
+        for uuid, remove in made:
+            self.tell(remove(uuid))
+        card = self.address(vgpus.VGPU_CARD)
+        if virtual := self.parts_of(vgpus.VGPU_CARD):
+            self.tell(self.tree.virtualize(card, 0))
+        return bool(made or virtual)
+
     def disturb_parts(self, slot: int) -> None:
         """The card and its virtual functions and mediated devices are not as they should be."""
         made = vgpus.mediated_of(self.tree, self.address(slot))
-        self.disturbed.update((self.address(slot), *self.parts_of(slot), *made))
+        keys = {self.address(slot), *self.parts_of(slot), *made}
+        self.disturbed |= keys
+        if self.claims is not None and self.has_vgpus:
+            self.claims.moved |= {
+                uid for uid, given in self.claims.given.items() if not keys.isdisjoint(given)
+            }
 
     def can_be_opened(self, address: str) -> bool:
         """SR-IOV does not keep the function from virtual machines: it has no virtual ones, or is one itself whose
@@ -528,6 +559,18 @@ class World:
         """It is a virtual function that has no link to its physical one any more."""
         is_virtual = self.tree.physical_function(address) is not None
         return is_virtual and not (self.tree.device_dir(address) / "physfn").is_symlink()
+
+    def can_be_given(self, key: str) -> bool:
+        """It is there, and a claim can have it as it is or bound to vfio-pci: nothing of it is a part of another
+        owner's."""
+        if self.group_of(key) is None or not self.can_be_opened(key):
+            return False
+        if vgpus.is_uuid(key):
+            return self.is_bound(key)
+        is_part = self.tree.physical_function(key) is not None
+        if is_part and self.tree.driver_of(key) == NVIDIA:
+            return self.is_bound(key)
+        return not vgpus.mediated_of(self.tree, key)
 
     def plug_beside(self, slot: int) -> None:
         """A second card comes into a card's group."""

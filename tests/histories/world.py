@@ -375,8 +375,8 @@ class World:
         """There can be mediated devices, and virtual functions that are vGPUs."""
         self.parts_share_group = False
         self.unlinked: set[str] = set()
-        """Virtual functions whose removal waited for their holder when a daemon started: the link to their physical one
-        was gone, and so nothing says what they are."""
+        """Virtual functions that were being removed when a daemon started: the link to their physical one was gone, or
+        went before its first scan, and so nothing says what they are."""
         self.part_holders: set[int] = set()
         """Cards of which an external process has a virtual function open."""
         self.broken: dict[tuple[str, str], bytes] = {}
@@ -980,7 +980,12 @@ class World:
     async def start_daemon(self) -> None:
         """A daemon starts; returns when it runs, which is before its first scan."""
         self._started += 1
-        self.unlinked |= {a for a in self.waiting() if self.is_unlinked(a)}
+        self.unlinked |= {
+            a
+            for slot in range(CARDS)
+            for a in self.parts_of(slot)
+            if self.is_unlinked(a) or not self.is_plugged(slot)
+        }
         self._pods_of_daemons += bool(self.daemons)  # a container that ended is started again in its pod
         name = f"daemon {self._started}"
         journal = MemoryJournal(self.journal_directory, name, self.faults)

@@ -163,6 +163,10 @@ def scanned(state: NodeState, event: HostScanned, at: float) -> NodeState:
     inspections = _scan_back(
         replace(state.host.inspections, scan_failures=0), at + state.daemon.settings.resync_interval_s
     )
+    if inspections.last > event.inspection:
+        # The removal of a virtual function that was not known yet says nothing of its physical one.
+        cards = [f.address for f in event.functions if f.has_virtual_functions]
+        inspections = ask_inspections(inspections, cards)
     host = replace(host, inspections=inspections, scanned=True)
     return _settle(replace(state, host=host), [(event.inspection, named)], at)
 

@@ -183,6 +183,7 @@ class ClaimAnswers:
             or bool(self._node.disk.keeps)
             or world.faults.left(*_BLINDING) > 0
             or world.faults.lasts(Fault.NO_DESCRIPTORS)
+            or world.has_silent_removal()  # no daemon can know of it
             or not any(daemon.is_serving for daemon in world.serving)
         )
 

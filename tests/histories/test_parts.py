@@ -42,6 +42,13 @@ HISTORIES: Final = {
     "a daemon starts while the removal of a virtual function waits": (
         f"{ON}@3+3; {POD}+3; SR-IOV is switched off@3; the daemon is told to stop+3; a daemon starts+3; a pod ends+3"
     ),
+    "SR-IOV is switched off as soon as it is on, and a process has one open": (
+        f"{ON}@4; an external process opens a virtual function@4; SR-IOV is switched off@4"
+    ),
+    "virtual functions go during the first scan of a daemon": (
+        "unbind@4; bind slowly@4; a daemon crashes; inspections and scans take long+0.3; "
+        "SR-IOV is switched on by vfio-pci@4; a daemon starts+0.001; SR-IOV is switched off@4"
+    ),
     "a reboot takes the virtual functions": f"{ON}@3+3; {POD}+3; the node reboots+3; {ON}@3+3",
 }
 

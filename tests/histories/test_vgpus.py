@@ -94,6 +94,9 @@ WITH_CLAIMS: Final = {
     "a mediated device is removed under a claim": (
         f"{MADE}@3+3; {CLAIM}+11; a mediated device is removed@3+11; a pod with a claim ends+11; {MADE}@3+3; {CLAIM}+11"
     ),
+    "a mediated device is removed under a claim, and its machine runs on": (
+        f"{MADE}@3+3; {CLAIM}+11; a mediated device is removed@3+70; a pod with a claim ends+11"
+    ),
     "a claim for a card and the same for a part of it race": (
         f"a pod with a claim comes@3; {MADE}@3; {CLAIM}+11; a pod with a claim ends+11"
     ),
@@ -103,7 +106,7 @@ WITH_CLAIMS: Final = {
 }
 
 
-@pytest.mark.parametrize("schedule", [0, PROC, 16])
+@pytest.mark.parametrize("schedule", [0, PROC, SILENT, 16])
 @pytest.mark.parametrize("name", WITH_CLAIMS)
 def test_claims_for_parts_of_cards_are_kept(name: str, schedule: int) -> None:
     script = parse_script(WITH_CLAIMS[name])

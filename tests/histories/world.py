@@ -375,8 +375,9 @@ class World:
         """There can be mediated devices, and virtual functions that are vGPUs."""
         self.parts_share_group = False
         self.unlinked: set[str] = set()
-        """Virtual functions that were being removed when a daemon started: the link to their physical one was gone, or
-        went before its first scan, and so nothing says what they are."""
+        """Virtual functions whose link to their physical one was gone, or went, before every daemon had read it: those
+        that were being removed when one started, or were changed as soon as they were made. Nothing says what they
+        are."""
         self.part_holders: set[int] = set()
         """Cards of which an external process has a virtual function open."""
         self.broken: dict[tuple[str, str], bytes] = {}
@@ -540,10 +541,19 @@ class World:
         made = vgpus.mediated_of(self.tree, self.address(slot))
         keys = {self.address(slot), *self.parts_of(slot), *made}
         self.disturbed |= keys
+        self.unlinked |= {a for a in self.parts_of(slot) if not self._is_known_as_virtual(a)}
         if self.claims is not None and self.has_vgpus:
             self.claims.moved |= {
                 uid for uid, given in self.claims.given.items() if not keys.isdisjoint(given)
             }
+
+    def _is_known_as_virtual(self, address: str) -> bool:
+        """Every daemon has read the link to its physical function."""
+        return all(
+            (function := state.host.functions.get(PciAddress(address))) is not None
+            and function.physical is not None
+            for state in states_of(self.daemons)
+        )
 
     def can_be_opened(self, address: str) -> bool:
         """SR-IOV does not keep the function from virtual machines: it has no virtual ones, or is one itself whose

@@ -20,6 +20,7 @@ from gpuactors.host.sysfs import (
     Directory,
     Look,
     SysfsReader,
+    numa_node_of,
     pcie_root_of,
     presence_of,
     read_attribute,
@@ -31,8 +32,6 @@ NVIDIAS_MARKERS: Final = "plugins/gpu.nvidia.com/vgpu-concrete"
 """The directory, below kubelet's, in which NVIDIA's DRA driver (planned for 0.6) has a file for each vGPU that it has
 made for a claim, by UUID."""
 _NVIDIAS: Final = "NVIDIA's DRA driver"
-_NODES: Final = 1 << 31
-"""A NUMA node is an int of the kernel's."""
 
 
 @final
@@ -169,14 +168,8 @@ class PartsReader:
 
     def _nodes(self, look: Look, directory: Directory, group: int | None) -> tuple[str, ...]:
         """Return the nodes that exist, as the host's own paths."""
-        nodes = []
-        for node in (CONTAINER_NODE, *([] if group is None else [group_node(group)])):
-            is_there = look.node(node)
-            if is_there is True:
-                nodes.append(node)
-            elif is_there is not False:
-                directory.at_fault(self._root.real(node), f"cannot be accessed ({is_there})")
-        return tuple(nodes)
+        own = (CONTAINER_NODE, *([] if group is None else [group_node(group)]))
+        return directory.existing(self._root, ((node, look.node(node)) for node in own))
 
 
 def _parent(directory: Directory) -> str:
@@ -208,7 +201,6 @@ def _numa_node(directory: Directory) -> int | None:
     """Return the NUMA node of the parent; None for -1 (no topology), and for anything unreadable."""
     try:
         # The entry on the bus is a link, so `..` is the parent's directory.
-        node = int(read_attribute(f"{directory.path}/../numa_node"))
-    except (OSError, ValueError):
+        return numa_node_of(read_attribute(f"{directory.path}/../numa_node"))
+    except OSError:
         return None
-    return node if 0 <= node < _NODES else None

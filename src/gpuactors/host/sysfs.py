@@ -434,13 +434,7 @@ class SysfsReader:
         candidates = [(CONTAINER_NODE, look.node(CONTAINER_NODE))]
         candidates += [(node, _exists(self._root.real(node))) for node in own]
         candidates.append((IOMMUFD_NODE, look.node(IOMMUFD_NODE)))
-        nodes = []
-        for node, is_there in candidates:
-            if is_there is True:
-                nodes.append(node)
-            elif is_there is not False:
-                directory.at_fault(self._root.real(node), f"cannot be accessed ({is_there})")
-        return tuple(nodes)
+        return directory.existing(self._root, candidates)
 
     def _node_left_by_driver(self, group: int | None) -> tuple[str, ...]:
         """Return the group's node, if it is there for a function without a driver: its unbind may wait for its holder,
@@ -530,6 +524,17 @@ class Directory:
         """Return whether the function has active virtual functions."""
         return has_virtual_functions(self.path)
 
+    def existing(self, root: HostRoot, candidates: Iterable[tuple[str, bool | str]]) -> tuple[str, ...]:
+        """Return those of the nodes that exist. Each comes with `Look.node` or `_exists`; one of which that cannot be
+        known is a fault."""
+        nodes = []
+        for node, is_there in candidates:
+            if is_there is True:
+                nodes.append(node)
+            elif is_there is not False:
+                self.at_fault(root.real(node), f"cannot be accessed ({is_there})")
+        return tuple(nodes)
+
     def drm(self) -> list[str]:
         """Return the names of its DRM devices that a container may get: `card1`, `renderD128`."""
         return sorted(n for n in names_in(f"{self.path}/drm") if n.startswith(("card", "renderD")))
@@ -548,10 +553,9 @@ class Directory:
     def numa_node(self) -> int | None:
         """Return the NUMA node; None for -1 (no topology), and for anything unreadable: a GPU is usable without it."""
         try:
-            node = int(self._content("numa_node"))
-        except (OSError, ValueError):
+            return numa_node_of(self._content("numa_node"))
+        except OSError:
             return None
-        return node if 0 <= node < _NODES else None
 
     def memory_bytes(self) -> int:
         """Compute `PciFunction.memory_bytes`, which is the `addressableMemory` of NVIDIA's DRA driver: the sum
@@ -662,6 +666,15 @@ def vfio_devices(path: str) -> tuple[str, ...] | None:
         return tuple(sorted(name for name in _listing(path) if _VFIO_DEVICE.fullmatch(name)))
     except OSError:
         return None
+
+
+def numa_node_of(content: bytes) -> int | None:
+    """Return the NUMA node of the attribute `numa_node`; None for -1 (no topology), and for anything without sense."""
+    try:
+        node = int(content)
+    except ValueError:
+        return None
+    return node if 0 <= node < _NODES else None
 
 
 def pcie_root_of(directory: str) -> str | None:

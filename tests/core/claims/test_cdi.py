@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuactors.core.claims import cdi
-from gpuactors.core.kinds import pci_function
+from gpuactors.core.kinds import container
 from gpuactors.core.kinds.pci_function import PCI_FUNCTION
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, ClaimName, ClaimUid, DeviceEdits, Json
 from gpuactors.core.values.model import PciAddress
@@ -73,7 +73,7 @@ def test_the_groups_node_serves_its_companions_and_is_there_once() -> None:
 
 
 def test_the_nodes_of_the_container_are_those_of_the_host() -> None:
-    assert (pci_function.CONTAINER_NODE, pci_function.IOMMUFD_NODE) == (
+    assert (container.CONTAINER_NODE, container.IOMMUFD_NODE) == (
         root.CONTAINER_NODE,
         root.IOMMUFD_NODE,
     )

@@ -10,9 +10,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, TypeGuard, final
 
+from gpuactors.core.kinds.container import CONTAINER_NODE, cdi_edits, node_order, place_of
 from gpuactors.core.kinds.kind import Act, HostFacts, Kind
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import AllocatedDevice, AttributeValue, BoundFunction, DeviceEdits, Json
+from gpuactors.core.values.claim import AllocatedDevice, AttributeValue, BoundFunction, DeviceEdits
 from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName, is_selected
 from gpuactors.core.values.mediated import MediatedDevice, is_mediated_key
@@ -32,22 +33,15 @@ from gpuactors.core.values.naming import (
 )
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.selector import Selector, matches_function, matches_type
-from gpuactors.core.values.slices import STANDARD, OfferedDevice, attribute
+from gpuactors.core.values.slices import NUMA_NODE, PCIE_ROOT, STANDARD, OfferedDevice, known_attributes
 from gpuactors.core.values.status import Reason
 from gpuactors.core.values.vfio import VfioConfig
-
-CONTAINER_NODE: Final = "/dev/vfio/vfio"
-"""The API device of the legacy container, as a path of the container."""
 
 _PREFIX: Final = "mdev-"
 _UUID: Final = "mdevUUID"
 """The attribute that KubeVirt reads, before the PCI address (pkg/dra/utils.go); Kubernetes' helper has it with the
 standard prefix (1.37)."""
 
-_NO_CUDA: Final = "NVIDIA_VISIBLE_DEVICES=void"
-"""As for whole functions: without it NVIDIA's container runtime adds all GPUs of the host driver to a container."""
-
-_PERMISSIONS: Final = "mrw"
 _FOUR_DIGITS: Final = re.compile(r"[0-9a-f]{4}:.*")
 _PRINTABLE: Final = re.compile(r"[^\x20-\x7e]+")
 _MODEL_CHARS: Final = 128
@@ -137,7 +131,7 @@ class MediatedDevices:
         nodes = {node for device in devices for node in device.nodes}
         return Grant(
             envs=((env_name(devices[0].resource, MEDIATED_ENV_PREFIX), ",".join(keys)),),
-            nodes=tuple(sorted(nodes, key=_node_order)),
+            nodes=tuple(sorted(nodes, key=node_order)),
         )
 
     def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:
@@ -147,8 +141,8 @@ class MediatedDevices:
         has_address = card is not None and _FOUR_DIGITS.fullmatch(card.address) is not None
         attributes: dict[str, str | int | bool | None] = {
             f"{STANDARD}pciBusID": card.address if card is not None and has_address else None,
-            f"{STANDARD}pcieRoot": device.pcie_root,
-            f"{STANDARD}numaNode": device.numa_node,
+            PCIE_ROOT: device.pcie_root,
+            NUMA_NODE: device.numa_node,
             "type": "vgpu",
             "vgpuFramework": "mdev",
             "profile": device.model or None,
@@ -159,7 +153,7 @@ class MediatedDevices:
         }
         return OfferedDevice(
             name=self.slice_name(device.key),
-            attributes={name: attribute(value) for name, value in attributes.items() if value is not None},
+            attributes=known_attributes(attributes),
             claimed=claimed,
         )
 
@@ -172,23 +166,11 @@ class MediatedDevices:
     ) -> DeviceEdits:
         """Give the nodes of the legacy container, whatever backend the configuration prefers. The metadata have no PCI
         address: the only one is the parent's, and KubeVirt would take it for the device's."""
-        edits: dict[str, Json] = {"env": (_NO_CUDA,)}
-        nodes = sorted(device.nodes, key=_node_order) if device is not None else ()
-        if paths := [node for node in nodes if config.enable_api_device or node != CONTAINER_NODE]:
-            edits["deviceNodes"] = tuple({"path": path, "permissions": _PERMISSIONS} for path in paths)
+        nodes = sorted(device.nodes, key=node_order) if device is not None else ()
+        edits = cdi_edits([node for node in nodes if config.enable_api_device or node != CONTAINER_NODE])
         key = self.key_of(result.device)
-        attributes: dict[str, AttributeValue | None] = {
-            _UUID: key,
-            f"{STANDARD}{_UUID}": key,
-            f"{STANDARD}numaNode": device.numa_node if device is not None else None,
-            f"{STANDARD}pcieRoot": device.pcie_root if device is not None else None,
-        }
-        return DeviceEdits(result, edits, {n: value for n, value in attributes.items() if value is not None})
-
-
-def _node_order(path: str) -> tuple[bool, int, str]:
-    """Return the sort key of a node: the container, then the groups by number."""
-    return path != CONTAINER_NODE, int("".join(filter(str.isdigit, path)) or 0), path
+        uuid: dict[str, AttributeValue] = {_UUID: key, f"{STANDARD}{_UUID}": key} if key is not None else {}
+        return DeviceEdits(result, edits, uuid | place_of(device))
 
 
 def _lineage(device: MediatedDevice, facts: HostFacts) -> Iterator[PciFunction]:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from functools import lru_cache
-from typing import Final, final
+from typing import Final
 from uuid import NAMESPACE_DNS, uuid5
 
-from gpuactors import limits
+from gpuactors.core.kinds.container import CONTAINER_NODE, IOMMUFD_NODE, cdi_edits, node_order, place_of
 from gpuactors.core.kinds.kind import Act, HostFacts, Kind
 from gpuactors.core.kinds.viability import not_viable, with_companions
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import AllocatedDevice, AttributeValue, BoundFunction, DeviceEdits, Json
+from gpuactors.core.values.claim import AllocatedDevice, AttributeValue, BoundFunction, DeviceEdits
 from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import (
     Device,
@@ -38,7 +37,14 @@ from gpuactors.core.values.model import (
 from gpuactors.core.values.naming import env_name
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.selector import Selector
-from gpuactors.core.values.slices import NUMA_NODE, PCIE_ROOT, STANDARD, OfferedDevice, attribute, quantity
+from gpuactors.core.values.slices import (
+    NUMA_NODE,
+    PCIE_ROOT,
+    STANDARD,
+    OfferedDevice,
+    known_attributes,
+    quantity,
+)
 from gpuactors.core.values.status import Reason
 from gpuactors.core.values.vfio import BackendPolicy, VfioConfig
 
@@ -48,15 +54,6 @@ SWITCH_ON: Final = (
 """The remedy where there is no IOMMU."""
 
 PCI_BUS_ID: Final = f"{STANDARD}pciBusID"
-
-CONTAINER_NODE: Final = "/dev/vfio/vfio"
-IOMMUFD_NODE: Final = "/dev/iommu"
-"""The API devices of the two backends, as paths of the container. `host/root.py` has the paths of the host."""
-
-_NO_CUDA: Final = "NVIDIA_VISIBLE_DEVICES=void"
-"""The variable without which NVIDIA's container runtime adds all GPUs of the host driver to a container."""
-
-_PERMISSIONS: Final = "mrw"
 
 _SLICE_NAME: Final = r"(?:gpu|vfio)-([0-9a-f]{4,8})-([0-9a-f]{2})-([01][0-9a-f])-([0-7])"
 
@@ -71,12 +68,11 @@ def _is_behind_vmd(function: PciFunction) -> bool:
     return int(function.address.partition(":")[0], 16) >= _VMD_DOMAINS
 
 
-@final
 class PciFunctions:
-    """The kind of the devices that are whole PCI functions."""
+    """The kind of the devices that are whole PCI functions, and what all devices that are PCI functions share."""
 
-    name: Final = KindName("pci-function")
-    acts: Final = frozenset({Act.BIND})
+    name = KindName("pci-function")
+    acts = frozenset({Act.BIND})
 
     def is_key(self, text: str) -> bool:
         return is_pci_address(text)
@@ -172,7 +168,7 @@ class PciFunctions:
         nodes = {n for d in devices for n in d.nodes}
         return Grant(
             envs=((env_name(devices[0].resource), ",".join(keys)),),
-            nodes=tuple(sorted(nodes, key=_node_order)),
+            nodes=tuple(sorted(nodes, key=node_order)),
         )
 
     def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:
@@ -193,7 +189,7 @@ class PciFunctions:
         }
         return OfferedDevice(
             name=self.slice_name(device.key),
-            attributes={name: attribute(value) for name, value in attributes.items() if value is not None},
+            attributes=known_attributes(attributes),
             # As NVIDIA's driver: the memory behind the BARs, which is more than the GPU's own.
             capacity={"addressableMemory": quantity(function.memory_bytes)} if function.memory_bytes else {},
             invalid=_invalid(device),
@@ -209,18 +205,9 @@ class PciFunctions:
     ) -> DeviceEdits:
         """Take the nodes from `bound`, as the last act read them. KubeVirt reads the PCI address (pkg/dra/utils.go),
         and is to read where the device is (kubevirt #18817)."""
-        edits: dict[str, Json] = {"env": (_NO_CUDA,)}
-        if paths := _nodes_of_claim(bound, config):
-            edits["deviceNodes"] = tuple({"path": path, "permissions": _PERMISSIONS} for path in paths)
         key = self.key_of(result.device)
         address: dict[str, AttributeValue] = {PCI_BUS_ID: key} if key is not None else {}
-        return DeviceEdits(result, edits, address | place_of(device))
-
-
-def place_of(device: Device | None) -> dict[str, AttributeValue]:
-    """Return where the device is, as attributes of its metadata: its NUMA node and its PCIe root, if they are known."""
-    where = {NUMA_NODE: device.numa_node, PCIE_ROOT: device.pcie_root} if device is not None else {}
-    return {name: value for name, value in where.items() if value is not None}
+        return DeviceEdits(result, cdi_edits(_nodes_of_claim(bound, config)), address | place_of(device))
 
 
 def _invalid(device: Device) -> str:
@@ -353,18 +340,6 @@ def _without_node(function: PciFunction) -> Reason | None:
         f"/dev/vfio/{function.iommu_group} does not exist; is /dev of the host visible to gpuactors, "
         "and the module vfio_pci loaded?",
     )
-
-
-# A host has a few paths for each device, and each call needs them.
-@lru_cache(maxsize=limits.CALL_DEVICES_MAX)
-def _node_order(path: str) -> tuple[int, int, str]:
-    """Return the sort key of a node: container, groups, cdevs, iommufd; each by number."""
-    number = int("".join(c for c in path if c.isdigit()) or 0)
-    if path == "/dev/vfio/vfio":
-        return (0, 0, path)
-    if path.startswith("/dev/vfio/devices/"):
-        return (2, number, path)
-    return (3, 0, path) if path == "/dev/iommu" else (1, number, path)
 
 
 def _nodes_of_claim(functions: Sequence[BoundFunction], config: VfioConfig) -> tuple[str, ...]:

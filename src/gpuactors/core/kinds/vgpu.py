@@ -6,25 +6,23 @@ Nothing here is ever bound, unbound or typed: an administrator sets the type, an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, final
 
 from msgspec.structs import replace
 
 from gpuactors.core.kinds.kind import Act, HostFacts, Kind
-from gpuactors.core.kinds.pci_function import PCI_FUNCTION, device_of, has_iommufd, members_of, without_group
-from gpuactors.core.kinds.viability import not_viable
+from gpuactors.core.kinds.pci_function import PciFunctions, device_of, has_iommufd, members_of, without_group
 from gpuactors.core.kinds.virtual_function import without_physical
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import AllocatedDevice, AttributeValue, BoundFunction, DeviceEdits
-from gpuactors.core.values.effects import Grant
+from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, DeviceEdits
 from gpuactors.core.values.inventory import Device, KindName, named_virtual
 from gpuactors.core.values.memo import memoized_each
-from gpuactors.core.values.model import DeviceKey, Observed, PciFunction
+from gpuactors.core.values.model import Observed, PciFunction
 from gpuactors.core.values.naming import profile_resource
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.selector import Selector
-from gpuactors.core.values.slices import STANDARD, OfferedDevice, attribute
+from gpuactors.core.values.slices import OfferedDevice, known_attributes
 from gpuactors.core.values.status import Reason
 from gpuactors.core.values.vfio import VfioConfig
 from gpuactors.core.values.vgpu import names_of
@@ -33,21 +31,11 @@ _CDEVS: Final = "/dev/vfio/devices/"
 
 
 @final
-class Vgpus:
+class Vgpus(PciFunctions):
     """The kind of the devices that are vGPUs by vendor VFIO."""
 
-    name: Final = KindName("vgpu")
-    acts: Final = frozenset[Act]()
-
-    def is_key(self, text: str) -> bool:
-        return PCI_FUNCTION.is_key(text)
-
-    def slice_name(self, key: DeviceKey) -> str:
-        """Return the name of the function, which it keeps with any type and without one."""
-        return PCI_FUNCTION.slice_name(key)
-
-    def key_of(self, slice_name: str) -> DeviceKey | None:
-        return PCI_FUNCTION.key_of(slice_name)
+    name = KindName("vgpu")
+    acts = frozenset[Act]()
 
     def devices(self, facts: HostFacts) -> Iterable[Device]:
         typed = {a: f for a, f in facts.functions.items() if f.vgpu is not None and f.vgpu.is_typed}
@@ -69,13 +57,13 @@ class Vgpus:
             return blocker
         if not device.has_backing:
             return self.not_backed(device)
-        return PCI_FUNCTION.blocker(device, use)
+        return super().blocker(device, use)
 
     def not_backed(self, device: Device) -> Reason:
         if (unnamed := _unnamed(device)) is not None:
             return unnamed
         if device.has_backing:
-            return PCI_FUNCTION.not_backed(device)
+            return super().not_backed(device)
         return Reason(
             Cause.NOT_BOUND,
             f"{quoted_id(device.driver or '')} has made no vfio device of it (vfio-dev/ is missing): see the kernel's "
@@ -88,22 +76,14 @@ class Vgpus:
     def to_bind(self, device: Device) -> tuple[PciFunction, ...]:
         return ()
 
-    def not_viable(self, device: Device, to_bind: Collection[PciFunction]) -> Reason | None:
-        function = device.units[0]
-        return not_viable(function, function, device.members, {f.address for f in to_bind})
-
     def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
         """Allow it: the GPU stays on its host's driver, which the fabric manager knows."""
         return None
 
-    def grant(self, devices: Sequence[Device]) -> Grant:
-        """Return the addresses of the functions, as for whole ones: to libvirt such a vGPU is a PCI device."""
-        return PCI_FUNCTION.grant(devices)
-
     def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:
         """Take the names of NVIDIA's driver that are settled; `parent` is ours. `uuid` and `productName` are the
         physical function's, all else the virtual function's own."""
-        offered, function = PCI_FUNCTION.offer(device, claimed=claimed), device.units[0]
+        offered, function = super().offer(device, claimed=claimed), device.units[0]
         physical = device.units[1] if len(device.units) > 1 else None
         own: dict[str, str | int | None] = {
             "type": "vgpu",
@@ -115,7 +95,7 @@ class Vgpus:
             "parent": device.parent,
         }
         attributes = {name: value for name, value in offered.attributes.items() if name not in own}
-        attributes |= {name: attribute(value) for name, value in own.items() if value is not None}
+        attributes |= known_attributes(own)
         unnamed = _unnamed(device)
         left_out = f"{device.key}: {unnamed.message}" if unnamed is not None and not claimed else ""
         return replace(offered, attributes=attributes, capacity={}, invalid=offered.invalid or left_out)
@@ -130,16 +110,10 @@ class Vgpus:
         """Take the nodes from the last inspection, as no act has read them. KubeVirt reads the qualified `pciBusID`,
         which is the function that QEMU gets."""
         own = () if device is None else (_as_bound(device.units[0]),)
-        edits = PCI_FUNCTION.edits(result, device, own, config)
-        if device is None:
+        edits = super().edits(result, device, own, config)
+        if device is None or device.parent is None:
             return edits
-        of_card: dict[str, AttributeValue | None] = {
-            "parent": device.parent,
-            f"{STANDARD}numaNode": device.numa_node,
-            f"{STANDARD}pcieRoot": device.pcie_root,
-        }
-        attributes = {**edits.attributes, **{n: value for n, value in of_card.items() if value is not None}}
-        return DeviceEdits(result, edits.edits, attributes)
+        return replace(edits, attributes={**edits.attributes, "parent": device.parent})
 
 
 _Inputs = tuple[

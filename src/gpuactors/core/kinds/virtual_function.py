@@ -6,24 +6,21 @@ Must not decide who has a device: that is `assessment/holding.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, final
 
 from msgspec.structs import replace
 
 from gpuactors.core.kinds.kind import HostFacts, Kind
-from gpuactors.core.kinds.pci_function import PCI_FUNCTION, device_of, has_iommufd, members_of
+from gpuactors.core.kinds.pci_function import PciFunctions, device_of, has_iommufd, members_of
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, DeviceEdits
-from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName, named_virtual
 from gpuactors.core.values.memo import memoized_each
-from gpuactors.core.values.model import DeviceKey, Observed, PciFunction
+from gpuactors.core.values.model import Observed, PciFunction
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.slices import OfferedDevice, attribute
 from gpuactors.core.values.status import Reason
-from gpuactors.core.values.vfio import VfioConfig
 
 _NVIDIA: Final = "nvidia"
 """NVIDIA's driver, whose virtual functions are vGPUs: vfio-pci's probe of one fails (EINVAL)."""
@@ -34,20 +31,10 @@ _OF_NVIDIA: Final = (
 
 
 @final
-class VirtualFunctions:
+class VirtualFunctions(PciFunctions):
     """The kind of the devices that are SR-IOV virtual functions."""
 
-    name: Final = KindName("virtual-function")
-    acts: Final = PCI_FUNCTION.acts
-
-    def is_key(self, text: str) -> bool:
-        return PCI_FUNCTION.is_key(text)
-
-    def slice_name(self, key: DeviceKey) -> str:
-        return PCI_FUNCTION.slice_name(key)
-
-    def key_of(self, slice_name: str) -> DeviceKey | None:
-        return PCI_FUNCTION.key_of(slice_name)
+    name = KindName("virtual-function")
 
     def devices(self, facts: HostFacts) -> Iterable[Device]:
         iommufd = has_iommufd(facts)
@@ -66,45 +53,27 @@ class VirtualFunctions:
         ).values()
 
     def blocker(self, device: Device, use: Observed | None) -> Reason | None:
-        return _left_alone(device) or without_physical(device) or PCI_FUNCTION.blocker(device, use)
+        return _left_alone(device) or without_physical(device) or super().blocker(device, use)
 
     def not_backed(self, device: Device) -> Reason:
         if device.has_backing:
-            return PCI_FUNCTION.not_backed(device)
-        return _left_alone(device) or without_physical(device) or PCI_FUNCTION.not_backed(device)
+            return super().not_backed(device)
+        return _left_alone(device) or without_physical(device) or super().not_backed(device)
 
     def never_given(self, device: Device) -> Reason | None:
-        return PCI_FUNCTION.never_given(device) or _left_alone(device) or without_physical(device)
-
-    def to_bind(self, device: Device) -> tuple[PciFunction, ...]:
-        return PCI_FUNCTION.to_bind(device)
-
-    def not_viable(self, device: Device, to_bind: Collection[PciFunction]) -> Reason | None:
-        return PCI_FUNCTION.not_viable(device, to_bind)
+        return super().never_given(device) or _left_alone(device) or without_physical(device)
 
     def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
         """Allow it: the physical function stays on its host's driver, which the fabric manager knows."""
         return None
 
-    def grant(self, devices: Sequence[Device]) -> Grant:
-        return PCI_FUNCTION.grant(devices)
-
     def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:
         """Add the names `isVF`, as AMD's driver has it, and `parent`, the physical function's address. One on NVIDIA's
         driver is left out: a card has dozens."""
-        offered = PCI_FUNCTION.offer(device, claimed=claimed)
+        offered = super().offer(device, claimed=claimed)
         own = {"isVF": attribute(value=True), "parent": attribute(device.parent or "")}
         left_out = "" if claimed or device.driver != _NVIDIA else f"{device.key} is {_OF_NVIDIA}"
         return replace(offered, attributes={**offered.attributes, **own}, invalid=offered.invalid or left_out)
-
-    def edits(
-        self,
-        result: AllocatedDevice,
-        device: Device | None,
-        bound: Sequence[BoundFunction],
-        config: VfioConfig,
-    ) -> DeviceEdits:
-        return PCI_FUNCTION.edits(result, device, bound, config)
 
 
 _Inputs = tuple[PciFunction, PciFunction | None, tuple[PciFunction, ...], tuple[Selector, ...], bool]

@@ -122,6 +122,11 @@ class CounterSet(Struct, frozen=True, gc=False):
     """The quantity of each counter, as the server writes it."""
 
 
+def known_attributes(values: Mapping[str, str | int | bool | None]) -> dict[str, Attribute]:
+    """Return these values with their types, without those that are None: they are not known."""
+    return {name: attribute(value) for name, value in values.items() if value is not None}
+
+
 NO_SCHEDULE = "NoSchedule"
 """The only effect of gpuactors' taints: NoExecute would evict the virtual machine that has the device."""
 

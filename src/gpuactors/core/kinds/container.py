@@ -1,0 +1,51 @@
+"""The container of a device of any kind: the order of its nodes, the edits of its CDI file, and the place of the device
+as attributes of its metadata.
+
+Must not decide which nodes these are: that is the kind's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+from gpuactors import limits
+from gpuactors.core.values.claim import AttributeValue, Json
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.slices import NUMA_NODE, PCIE_ROOT
+
+CONTAINER_NODE: Final = "/dev/vfio/vfio"
+IOMMUFD_NODE: Final = "/dev/iommu"
+"""The API devices of the two backends, as paths of the container. `host/root.py` has the paths of the host."""
+
+_NO_CUDA: Final = "NVIDIA_VISIBLE_DEVICES=void"
+"""The variable without which NVIDIA's container runtime adds all GPUs of the host driver to a container."""
+
+_PERMISSIONS: Final = "mrw"
+
+
+# A host has a few paths for each device, and each call needs them.
+@lru_cache(maxsize=limits.CALL_DEVICES_MAX)
+def node_order(path: str) -> tuple[int, int, str]:
+    """Return the sort key of a node: container, groups, cdevs, iommufd; each by number."""
+    number = int("".join(c for c in path if c.isdigit()) or 0)
+    if path == CONTAINER_NODE:
+        return (0, 0, path)
+    if path.startswith("/dev/vfio/devices/"):
+        return (2, number, path)
+    return (3, 0, path) if path == IOMMUFD_NODE else (1, number, path)
+
+
+def cdi_edits(nodes: Sequence[str]) -> Json:
+    """Return the edits of a device in the CDI file of its claim, with these device nodes."""
+    edits: dict[str, Json] = {"env": (_NO_CUDA,)}
+    if nodes:
+        edits["deviceNodes"] = tuple({"path": path, "permissions": _PERMISSIONS} for path in nodes)
+    return edits
+
+
+def place_of(device: Device | None) -> dict[str, AttributeValue]:
+    """Return where the device is, as attributes of its metadata: its NUMA node and its PCIe root, if they are known."""
+    where = {NUMA_NODE: device.numa_node, PCIE_ROOT: device.pcie_root} if device is not None else {}
+    return {name: value for name, value in where.items() if value is not None}

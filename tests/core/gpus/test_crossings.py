@@ -1,14 +1,12 @@
 """A device and its parts exclude each other, over both APIs: whoever has one, in whatever state, nobody gets the other.
 
 Each crossing has a holder, then one who asks for the other device, then the holder's end, after which the other device
-is given. They are played for a physical function and its virtual functions, and for a card of the toy kind and its
-halves, which are usable as they are.
+is given. They are played for every kind of part (`cards.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import pytest
@@ -22,83 +20,16 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Prepared
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.effects import Granted, Preferred, Refused
-from gpuactors.core.values.inventory import named
-from gpuactors.core.values.model import DeviceId, DeviceKey, PciFunction, ResourceName, device_key
-from gpuactors.core.values.selector import parse_selector
+from gpuactors.core.values.mediated import functions_of
+from gpuactors.core.values.model import DeviceId, DeviceKey, ResourceName, device_key
 from gpuactors.core.values.slices import BlockKind, BlockReason
-from tests.core.builders import H100, SETTINGS, A, B, C, gpu
+from tests.core.builders import gpu
+from tests.core.gpus.cards import CARDS, SRIOV, Card
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
-from tests.core.kinds.toy import CARD, RESOURCE, card, half, registered
+from tests.core.kinds.toy import registered
 
 
-@dataclass(frozen=True)
-class Card:
-    """A device with two parts, each with the resource that it is listed under."""
-
-    whole: DeviceKey
-    parts: tuple[DeviceKey, DeviceKey]
-    of_whole: ResourceName
-    of_parts: ResourceName
-    functions: Callable[[str, bool], Sequence[PciFunction]]
-    """The functions of the host: with this driver of the whole device, with the parts or without them."""
-    driver: str
-    """The driver that makes the parts."""
-    cause: Cause
-    """Why no claim has the whole device while parts are there."""
-    part: str
-    """What it is to the whole device; the next one: what the whole device is to a part."""
-    parent: str
-
-    @property
-    def one(self) -> DeviceKey:
-        return self.parts[0]
-
-    def core(self, *, parted: bool) -> ClaimCore:
-        core = ClaimCore(*self.functions(self.driver, parted), settings=SELECTING)
-        core.created(allocated(name("whole"), self.whole), allocated(name("one"), self.one))
-        return core
-
-    def now(self, core: ClaimCore, driver: str, *, parted: bool) -> None:
-        """The parts are made, or have gone."""
-        functions = self.functions(driver, parted)
-        core.unplugged(*(core.functions.keys() - {f.address for f in functions}))
-        core.changed(*functions)
-
-
-def _sriov(driver: str, parted: bool) -> Sequence[PciFunction]:
-    physical = replace(gpu(A, 1, driver=driver), has_virtual_functions=parted)
-    virtual = [replace(gpu(vf, 10 + n), physical=A) for n, vf in enumerate((B, C))]
-    return (physical, *virtual) if parted else (physical,)
-
-
-SRIOV: Final = Card(
-    whole=device_key(A),
-    parts=(device_key(B), device_key(C)),
-    of_whole=H100,
-    of_parts=ResourceName(f"{H100}_VF"),
-    functions=_sriov,
-    driver="xe",
-    cause=Cause.VIRTUAL_FUNCTIONS,
-    part="virtual function",
-    parent="physical function",
-)
-
-HALVES: Final = Card(
-    whole=device_key(CARD),
-    parts=(half(0), half(1)),
-    of_whole=named(card(halved=False)),
-    of_parts=RESOURCE,
-    functions=lambda driver, parted: (card(driver, halved=parted),),
-    driver="toy-halves",
-    cause=Cause.MEDIATED_DEVICES,
-    part="part",
-    parent="parent",
-)
-
-SELECTING: Final = replace(SETTINGS, selectors=(*SETTINGS.selectors, parse_selector("vendor=f00d")))
-
-
-@pytest.fixture(params=[SRIOV, HALVES], ids=["virtual functions", "halves"])
+@pytest.fixture(params=[*CARDS.values()], ids=[*CARDS])
 def of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     with registered(monkeypatch):
         yield request.param
@@ -187,6 +118,22 @@ def test_while_a_part_has_an_owner_the_card_is_held_and_the_other_part_is_free(
     assert core.refused(core.prepare(name("whole"))).causes == (of.cause,)
     assert cause_of(core, of.parts[1]) is Cause.FREE
     assert isinstance(allocate(core, of.of_parts, of.parts[1]), Granted)
+
+
+@pytest.mark.parametrize("holder", OF_A_PART, ids=lambda holder: holder.__name__)
+def test_while_a_part_has_an_owner_no_other_claim_or_pod_gets_it(of: Card, holder: Holder) -> None:
+    core = of.core(parted=True)
+    holder(core, of)
+    if holder not in (granted, pod):  # else kubelet itself gives it to no other pod
+        refused = allocate(core, of.of_parts, of.one)
+        assert isinstance(refused, Refused)
+        assert refused.causes == (Cause.CLAIMED_ELSEWHERE,)
+    waiting = core.prepare(allocated(name("another"), of.one))
+    assert core.answer(waiting) is None
+    assert OF_A_PART[holder].removeprefix("is ") in core.problem(name("another"))
+    ended(core, of)
+    assert isinstance(core.answer(waiting), Prepared)
+    assert [claimed.claim for claimed in core.state.gpus.reserved.values()] == ["default/another"]
 
 
 @pytest.mark.parametrize("holder", OF_A_PART, ids=lambda holder: holder.__name__)
@@ -307,8 +254,10 @@ def test_an_allocate_that_waits_for_its_facts_is_refused_once_a_claim_has_reserv
 
 def test_no_claim_has_a_card_and_a_part_of_it(of: Card) -> None:
     core = of.core(parted=True)
-    assert core.state.index.relatives(of.one) == {of.whole}
-    assert core.state.index.relatives(of.whole) == {of.one, of.parts[1]}
+    relatives = core.state.index.relatives
+    assert relatives(of.one) - of.others == {of.whole}
+    assert relatives(of.whole) - of.others == {of.one, of.parts[1]}
+    assert all(of.whole in relatives(other) for other in of.others)
     refused = core.refused(core.prepare(allocated(name("both"), of.one, of.whole)))
     assert refused.causes == (of.cause,)
 
@@ -316,7 +265,7 @@ def test_no_claim_has_a_card_and_a_part_of_it(of: Card) -> None:
 def test_a_preference_names_the_parts_of_a_card_that_another_pod_has_last() -> None:
     """Kubelet has not received the list yet in which they are Unhealthy."""
     other, of_other = gpu("0000:04:00.0", 4, driver="xe"), gpu("0000:04:00.1", 5)
-    functions = (*_sriov("xe", True), replace(other, has_virtual_functions=True))
+    functions = (*functions_of(tuple(SRIOV.host("xe", True))), replace(other, has_virtual_functions=True))
     core = ClaimCore(*functions, replace(of_other, physical=other.address))
     pod_of_the_hosts_driver(core, SRIOV)
     ids = tuple(DeviceId(key) for key in (*SRIOV.parts, of_other.address))
@@ -332,5 +281,6 @@ def test_a_container_that_may_have_any_gpu_has_no_part_of_one(of: Card) -> None:
     core.changed(on_nvidia, vgpu)
     core.others["nvidia.com/mig-1g.10gb", "MIG-0a1b2c3d-0000-4000-8000-000000000001"] = "container"
     core.pass_time(limits.LEDGER_QUIET_S)
-    assert core.state.index.possible_owners.keys() == {device_key(on_nvidia.address)}
+    may_be_its = {device_key(on_nvidia.address)} | ({of.whole} if of.driver == "nvidia" else set())
+    assert core.state.index.possible_owners.keys() == may_be_its
     assert core.device_list(of.of_parts) == dict.fromkeys(sorted(of.parts), "Healthy")

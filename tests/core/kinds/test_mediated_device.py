@@ -351,6 +351,20 @@ def test_without_a_pci_parent_it_is_offered_by_its_type() -> None:
     assert shown["vgpuFramework"] == Attribute("string", "mdev")
 
 
+def test_without_a_pci_parent_it_excludes_nothing_but_itself() -> None:
+    other = replace(serial(), key=OTHER_UUID, iommu_group=71, nodes=(CONTAINER, "/dev/vfio/71"))
+    core = a_core(card("vfio-pci"), mediated=(serial(), other), **selecting("mdev=mtty-2", "vendor=10de"))
+    mtty = ResourceName("mdev-mtty/Dual_port_serial")
+    assert [core.state.index.relatives(key) for key in (UUID, OTHER_UUID, device_key(PARENT))] == [set()] * 3
+    assert isinstance(core.answer(core.prepare(allocated(name("one"), UUID))), Prepared)
+    assert core.device_list(mtty) == {UUID: "Unhealthy", OTHER_UUID: "Healthy"}
+    assert isinstance(allocate(core, UUID, resource=mtty), Refused)
+    assert isinstance(allocate(core, OTHER_UUID, resource=mtty), Granted)
+    assert core.answer(core.prepare(allocated(name("two"), OTHER_UUID))) is None
+    assert f"{OTHER_UUID}: just allocated as {mtty}" in core.problem(name("two"))
+    assert isinstance(core.answer(core.prepare(allocated(name("card"), PARENT))), Prepared)
+
+
 @pytest.mark.parametrize(
     ("selectors", "is_chosen"),
     [

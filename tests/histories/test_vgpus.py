@@ -69,6 +69,10 @@ HISTORIES: Final = {
         "SR-IOV is switched on@4+3; an external process opens a virtual function@4; a virtual function is unbound@4; "
         "unbind@4; a daemon crashes; a daemon starts+3"
     ),
+    "the unbind of a vGPU waits, and the first poll can read nothing": (
+        f"{ON}@4+11; {TYPED}@4+11; an external process opens a vGPU@4; a virtual function is unbound@4; "
+        "polls can read nothing+0.001"
+    ),
 }
 
 

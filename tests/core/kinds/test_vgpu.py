@@ -14,8 +14,10 @@ from gpuactors.core.claims.files import contents_of
 from gpuactors.core.claims.pool import wanted_pool
 from gpuactors.core.events.daemon import PredecessorGone
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreStartAsked
+from gpuactors.core.events.host import GroupsObserved, HostChanged
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S, VGPU_INSPECTION_S, VGPU_SLOTS
+from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -44,6 +46,7 @@ BIND: Final = 4711
 ONE_Q, TWO_Q = (1147, "NVIDIA L40S-1Q"), (1148, "NVIDIA L40S-2Q")
 ONE, TWO = ResourceName("nvidia.com/NVIDIA_L40S-1Q"), ResourceName("nvidia.com/NVIDIA_L40S-2Q")
 L40S = ResourceName("nvidia.com/AD102GL_L40S")
+UNTYPED = ResourceName(f"{L40S}_VF")
 GUID: Final = "GPU-6b8a2c14-93f0-4f8e-9d3a-0f5f6a1c7e21"
 
 
@@ -198,6 +201,30 @@ def test_a_process_that_has_its_group_open_is_seen(core: Recorded) -> None:
     core.pass_time(10)
     assert lists(core) == {ONE: {VF: "Unhealthy", SECOND: "Healthy"}}
     assert refused(core, VF) is Cause.HELD_BY_OTHER
+
+
+def test_one_whose_unbind_may_wait_stays_in_its_list_until_a_poll_has_seen_its_group(core: Recorded) -> None:
+    """Its type goes with its driver: it is an untyped one then, and joins their list only if its unbind waits."""
+    core.silent = True
+    unbound = replace(vf(None, driver=""), driver=None, vfio_bound=False)
+    core.feed(HostChanged(unbound.address, None, "unbind pci"))
+    core.feed(core.inspected(VF, unbound, card()))
+    assert lists(core) == {ONE: {VF: "Unhealthy", SECOND: "Healthy"}}, "whether it is open is not known yet"
+    core.feed(GroupsObserved(core.poll, ()))
+    assert lists(core) == {ONE: {VF: "Unhealthy", SECOND: "Healthy"}}, "the poll was blind"
+    core.enabled[VF] = 1
+    core.silent = False
+    core.pass_time(POLL_S)
+    assert lists(core) == {ONE: {SECOND: "Healthy"}, UNTYPED: {VF: "Unhealthy"}}
+    core.enabled[VF] = 0
+    core.pass_time(POLL_S)
+    assert lists(core) == {ONE: {SECOND: "Healthy"}}
+
+
+def test_one_that_nobody_had_open_leaves_its_list_and_makes_no_other(core: Recorded) -> None:
+    core.changed(replace(vf(None, driver=""), driver=None, vfio_bound=False))
+    assert lists(core) == {ONE: {SECOND: "Healthy"}}
+    assert UNTYPED not in core.state.published.device_lists
 
 
 def test_the_selectors_choose_the_virtual_function() -> None:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.core.deviceplugin.entries import entries
+from gpuactors.core.deviceplugin.entries import entries, leaving
 from gpuactors.core.deviceplugin.registration import new_plugin
 from gpuactors.core.host.inspections import last_seen, never_seen
 from gpuactors.core.kinds.table import is_key
@@ -205,6 +205,8 @@ def _listed(
             before = {a.id: a for a in state.published.device_lists.get(resource, ())}
             for device_id in lost:
                 of_resource[device_id] = _tombstone(state, ids, (resource, device_id), before.get(device_id))
+    for resource, entry in leaving(state, ids):
+        listed.setdefault(resource, {}).setdefault(entry.id, entry)
     return {resource: dict(sorted(of_resource.items())) for resource, of_resource in listed.items()}
 
 

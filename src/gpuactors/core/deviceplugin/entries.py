@@ -6,7 +6,7 @@ Must not decide what else is listed (a device that is gone while a pod has it, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.host.usage import use_of
@@ -35,6 +35,21 @@ def entries(
     return by_resource
 
 
+def leaving(
+    state: NodeState, ids: Mapping[DeviceKey, DeviceId]
+) -> Iterator[tuple[ResourceName, AdvertisedDevice]]:
+    """Yield the entries that stay in the list of another resource than the device's own, as `is_offered` has it: the
+    driver that a vGPU has lost gave it its type, and so its resource. `ids`: see `entries`."""
+    unbinding = {
+        key: device for key in state.index.unbinding if _is_leaving(state, device := state.index.devices[key])
+    }
+    for resource, listed in state.published.device_lists.items() if unbinding else ():
+        for device in [unbinding[entry.key] for entry in listed if entry.key in unbinding]:
+            if device.resource != resource and not is_unbinding(device, use_of(state, device)):
+                status = state.assessments[device.key].status
+                yield resource, _advertised(ids.get(device.key) or DeviceId(device.key), device, status)
+
+
 def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> AdvertisedDevice:
     return AdvertisedDevice(
         device_id, device.key, status.health, device.numa_node, status.message, status.cause
@@ -50,6 +65,9 @@ def is_offered(state: NodeState, device: Device) -> bool:
     """
     if device.has_backing or is_unbinding(device, use_of(state, device)):
         return True
-    leaving, listed = state.host.polls.leaving, state.published.device_lists.get(device.resource, ())
-    is_leaving = device.may_be_unbinding and any(unit.address in leaving for unit in device.units)
-    return is_leaving and any(entry.key == device.key for entry in listed)
+    listed = state.published.device_lists.get(device.resource, ())
+    return _is_leaving(state, device) and any(entry.key == device.key for entry in listed)
+
+
+def _is_leaving(state: NodeState, device: Device) -> bool:
+    return device.may_be_unbinding and any(unit.address in state.host.polls.leaving for unit in device.units)

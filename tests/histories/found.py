@@ -524,6 +524,11 @@ FOUND_WITH_DOMAINS: Final[dict[str, tuple[int, Script]]] = {
             "somebody sets the label to what no claim has@425; a daemon starts@381; kubelet stops@566+11; "
             "kubelet loses its claims@95+3; somebody sets the label to another domain@139+11",
         ),
+        "a domain is deleted, and after a reboot kubelet asks for ever for a claim of it": (
+            10732955473,
+            "a pod with a channel comes+3; a compute domain is deleted; the node reboots; a successor starts+70; "
+            "a pod with a channel comes+0.001; a pod with a claim ends@1",
+        ),
     }.items()
 }
 """The same on nodes with compute domains."""

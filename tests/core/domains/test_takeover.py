@@ -18,7 +18,8 @@ from gpuactors.core.values.claim import (
 )
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import ClaimedDomain, DomainDevice, device_of
-from tests.core.domains.domain_core import BLUE, DAEMON, NODE, RED, DomainCore, channel, name
+from gpuactors.core.values.effects import Refused
+from tests.core.domains.domain_core import BLUE, DAEMON, NODE, RED, DomainCore, channel, daemon, name
 
 OLD, NEW = name("old"), name("new")
 
@@ -153,3 +154,32 @@ def test_of_an_unknown_domain_the_label_stays_and_nothing_is_given_away() -> Non
     assert core.answer(token) is None
     core.pass_time(600)
     assert core.history == [None, RED]
+
+
+def released_beside(old: Claim) -> DomainCore:
+    """A claim of BLUE was prepared and released, while kubelet lists and asks for another one that is refused."""
+    core = DomainCore(old, channel(NEW, BLUE, "channel-1"), daemon(DAEMON, BLUE))
+    core.domain_settings = replace(core.domain_settings, channels=2)
+    core.listed = {old.name}
+    core = core.restarted()
+    core.feed()
+    core.ready(domain=BLUE)
+    del core.domains[RED]
+    assert isinstance(core.answer(core.prepare(old.name)), Refused)
+    token = core.prepare(NEW)
+    core.prepare(DAEMON)
+    core.settled()
+    assert isinstance(core.answer(token), Prepared)
+    core.unprepare(NEW)
+    core.pass_time(600)
+    return core
+
+
+def test_a_claim_that_kubelet_lists_from_an_earlier_boot_keeps_no_label_of_another_domain() -> None:
+    """Its domain was deleted before the node was up again: kubelet asks for it until its pod is deleted."""
+    assert released_beside(channel(OLD, RED)).history == [None, BLUE, None]
+
+
+def test_a_claim_that_kubelet_lists_keeps_the_label_of_its_own_domain_also_where_it_is_refused() -> None:
+    """Another program may have prepared it for a container that runs."""
+    assert released_beside(channel(name("old", "elsewhere"), BLUE)).history == [None, BLUE]

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import Claims
+from gpuactors.core.values.claim import ClaimName
 from gpuactors.core.values.claim_states import ENDED, OWNING
 from gpuactors.core.values.model import ClaimedDevice
 from gpuactors.core.values.owner import OwnClaims
@@ -26,6 +27,11 @@ def strangers(claims: Claims, state: NodeState) -> tuple[ClaimedDevice, ...]:
     listed = (c for c in state.kubelet.ledger.unplaced if c.driver == own.driver and not own.knows(c))
     devices = {replace(claimed, pod=None, cdi_ids=()) for claimed in listed}
     return tuple(sorted(devices, key=lambda c: (c.device, c.claim, c.uid)))
+
+
+def is_of(device: ClaimedDevice, claim: ClaimName) -> bool:
+    """Return whether a listed device belongs to this claim: by its UID, or by its name if it has none."""
+    return device.uid == claim.uid if device.uid else device.claim == str(claim)
 
 
 def own_claims(claims: Claims) -> OwnClaims:

@@ -11,12 +11,13 @@ from typing import final
 from msgspec.structs import replace
 
 from gpuactors.core.claims.opaque_config import ConfigFault
-from gpuactors.core.claims.strangers import strangers
+from gpuactors.core.claims.strangers import is_of, strangers
 from gpuactors.core.domains import exclusion, reads
 from gpuactors.core.domains.config import chosen
 from gpuactors.core.host import schedule
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import AWAITED, FILES, ClaimRecord, DomainReservation, domain_of
+from gpuactors.core.state.domains import Domains
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim
 from gpuactors.core.values.claim_states import ClaimState
@@ -26,9 +27,11 @@ from gpuactors.core.values.domain import (
     DomainConfig,
     DomainMode,
     DomainSettings,
+    DomainUid,
     device_of,
 )
 from gpuactors.core.values.domain_reservation import claimed_domain, imex_of_claim
+from gpuactors.core.values.model import ClaimedDevice
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.status import Conflict, Reason
 
@@ -41,9 +44,10 @@ class DomainClaiming:
         """Apply kubelet's list to channels and the label, as GPUs do."""
         ledger, domains = state.kubelet.ledger, state.domains
         foreign_claims = strangers(domains.claims, state) if ledger.tried else None
-        if foreign_claims == domains.strangers:
+        known = _domains_of(domains, foreign_claims or ())
+        if foreign_claims == domains.strangers and known == domains.stranger_domains:
             return state
-        return replace(state, domains=replace(domains, strangers=foreign_claims))
+        return replace(state, domains=replace(domains, strangers=foreign_claims, stranger_domains=known))
 
     def validate(self, state: NodeState, claim: Claim) -> Reason | None:
         settings, config = state.domains.settings, chosen(claim)
@@ -138,6 +142,15 @@ class DomainClaiming:
                 Cause.IMEX_MISSING, "the host's driver reports IMEX otherwise than the claim's files"
             )
         return exclusion.unmet_prerequisite(state.domains, entry)
+
+
+def _domains_of(domains: Domains, listed: Sequence[ClaimedDevice]) -> dict[ClaimedDevice, DomainUid]:
+    """Return the domains of listed devices, of each whose claim was read since kubelet lists it."""
+    known = {device: uid for device in listed if (uid := domains.stranger_domains.get(device)) is not None}
+    for entry in domains.claims.entries.values() if listed else ():
+        if (config := domain_of(entry).config) is not None:
+            known |= {device: config.domain for device in listed if is_of(device, entry.name)}
+    return known
 
 
 def _not_offered(claim: Claim, settings: DomainSettings) -> Reason | None:

@@ -81,7 +81,8 @@ class Held(Struct, frozen=True, gc=False):
     these."""
     is_complete: bool = True
     """True if the purpose of each claim on this node is known. False if a claim was found by its files, as the
-    checkpoint is lost; if kubelet lists one that another program has prepared; or if kubelet has not been asked yet."""
+    checkpoint is lost; if kubelet lists one that is not here and that it has not asked for; or if kubelet has not been
+    asked yet."""
 
 
 def held(domains: Domains) -> Held:
@@ -92,10 +93,15 @@ def held(domains: Domains) -> Held:
     needed: DomainUid | None = None
     kept: set[str] = set()
     owning: set[DomainUid] = set()
-    is_complete = domains.strangers is not None and not any(
-        (device := device_of(s.device)) is not None and device.kind is DeviceKind.CHANNEL
-        for s in domains.strangers
-    )
+    is_complete = domains.strangers is not None
+    for stranger in domains.strangers or ():
+        device, uid = device_of(stranger.device), domains.stranger_domains.get(stranger)
+        if device is None or device.kind is not DeviceKind.CHANNEL:
+            continue
+        if uid is None:
+            is_complete = False
+        elif uid == domains.label.value:
+            kept.add(uid)
     for entry in domains.claims.entries.values():
         config, own = domain_of(entry).config, domain_of(entry).domain
         if entry.state in OWNING and (entry.claim is None or (own is None and entry.given)):

@@ -135,6 +135,9 @@ class Domains(Struct, frozen=True, gc=False, eq=False):
     strangers: tuple[ClaimedDevice, ...] | None = ()
     """The claims of this driver that kubelet lists and that are not here, as another program has prepared them; None
     before kubelet's first answer."""
+    stranger_domains: Mapping[ClaimedDevice, DomainUid] = field(default_factory=dict)
+    """The domain of each of `strangers` whose claim kubelet has asked for: it was read then. After a reboot kubelet
+    lists the devices of a claim, and asks for it, also where its domain is gone and each prepare is refused."""
     since: Mapping[DomainUid, tuple[str, float]] = field(default_factory=dict)
     """The status of each domain as an operator sees it (`report.DomainStatus`), and when it began."""
     offered: OfferedDomains = NOTHING_OFFERED

@@ -229,6 +229,53 @@ def test_one_of_a_group_with_another_on_a_driver_of_the_host_is_not_given_away()
     assert core.acts == []
 
 
+# --- restarts of the daemon -------------------------------------------------------------------------------------------
+
+
+def test_a_pods_virtual_function_is_known_after_a_restart() -> None:
+    core = ClaimCore(physical(), virtual(), virtual(address=VF2, group=10))
+    allocate(core, VF)
+    core.others[OF_VFS, VF] = "vm-1"
+    core.pass_time(limits.LEDGER_S)
+    after = core.restarted()
+    after.others = core.others
+    after.pass_time(limits.LEDGER_QUIET_S)
+    assert after.device_list(OF_VFS) == {VF: "Healthy", VF2: "Healthy"}
+    assert after.reason(VF, OF_VFS) == "allocated to pod default/vm-1"
+    assert after.answer(after.prepare(allocated(name("whole"), PF))) is not None, "refused, for its parts"
+    assert after.answer(after.prepare(allocated(name("one"), VF))) is None
+    assert "pod default/vm-1" in after.problem(name("one"))
+
+
+def test_a_pods_virtual_function_that_went_while_no_daemon_ran_keeps_the_card() -> None:
+    core = ClaimCore(physical(), virtual())
+    core.others[OF_VFS, VF] = "vm-1"
+    core.pass_time(limits.LEDGER_S)
+    core.functions = {PciAddress(PF): physical("vfio-pci", virtual=False)}
+    after = core.restarted()
+    after.others = core.others
+    after.state = replace(after.state, published=replace(after.state.published, served={OF_VFS: frozenset()}))
+    after.pass_time(limits.LEDGER_QUIET_S)
+    assert after.device_list(OF_VFS) == {VF: "Unhealthy"}
+
+
+@pytest.mark.parametrize("driver", ["xe", "vfio-pci"])
+def test_a_claims_virtual_function_is_known_after_a_restart_and_compared_with_what_is_there(
+    driver: str,
+) -> None:
+    core = ClaimCore(physical(), virtual(driver))
+    core.prepare(allocated(name("one"), VF))
+    same = core.restarted()
+    assert same.claim_state(name("one")) is ClaimState.PREPARED
+    assert same.device_list(OF_VFS) == {VF: "Unhealthy"}
+    core.functions = {PciAddress(PF): physical(virtual=False)}
+    gone = core.restarted()
+    assert gone.claim_state(name("one")) is ClaimState.DRIFTED
+    assert VF in gone.problem(name("one"))
+    assert isinstance(gone.answer(gone.unprepare(name("one"))), Unprepared)
+    assert gone.claim_state(name("one")) is ClaimState.TOMBSTONE
+
+
 # --- they come and go -------------------------------------------------------------------------------------------------
 
 

@@ -475,6 +475,33 @@ FLEX = PciSpec(
 FLEX_VFS = ("0000:4d:00.4", "0000:4d:00.5", "0000:4d:00.6", "0000:4d:00.7")
 
 
+def test_all_facts_of_a_virtual_function(tree: HostTree) -> None:
+    """Its NUMA node and its IOMMU group are its own; its ids may be those of the physical one."""
+    tree.plug(FLEX)
+    tree.virtualize(FLEX.address, 1, "xe-vfio-pci")
+    own = tree.device_dir(FLEX_VFS[0])
+    group = int((own / "iommu_group").readlink().name)
+    tree.set_attribute(FLEX_VFS[0], "numa_node", b"0\n")
+    (_, virtual) = reader(tree, ["vendor=8086"]).scan()
+    assert virtual == PciFunction(
+        address=PciAddress(FLEX_VFS[0]),
+        vendor="8086",
+        device="56c0",
+        class_code="038000",
+        driver="xe-vfio-pci",
+        vfio_bound=True,
+        iommu_group=group,
+        numa_node=0,
+        pcie_root="pci0000:4c",
+        nodes=("/dev/vfio/vfio", f"/dev/vfio/{group}"),
+        model="ATS-M [Data Center GPU Flex 170]",
+        fault=None,
+        presence=own.stat().st_ino,
+        physical=PciAddress(FLEX.address),
+    )
+    assert group != FLEX.group
+
+
 def test_the_physical_function_is_read_with_a_virtual_one_whatever_is_selected(tree: HostTree) -> None:
     tree.plug(FLEX)
     tree.virtualize(FLEX.address, 2, "vfio-pci")

@@ -34,6 +34,7 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.core.values.slices import Attribute, BlockKind, BlockReason, ServerKeeps
 from gpuactors.core.values.vgpu import CardTypes, OwnVgpuType, VendorVgpu
+from gpuactors.limits import GRANT_GRACE_S, LEDGER_S
 from tests.core.builders import H100, SETTINGS, gpu
 from tests.core.gpus.claim_core import DRIVER, ClaimCore, allocated, name
 from tests.observe.recording import RecordedSteps, write
@@ -225,6 +226,26 @@ def test_one_that_nobody_had_open_leaves_its_list_and_makes_no_other(core: Recor
     core.changed(replace(vf(None, driver=""), driver=None, vfio_bound=False))
     assert lists(core) == {ONE: {SECOND: "Healthy"}}
     assert UNTYPED not in core.state.published.device_lists
+
+
+def test_of_vgpus_in_one_iommu_group_one_holder_has_all() -> None:
+    """Without ACS between the virtual functions."""
+    second = replace(vf(1147, address=SECOND), iommu_group=vf(1147).iommu_group, nodes=vf(1147).nodes)
+    core = core_with(vf(1147, ONE_Q), second)
+    assert lists(core) == {ONE: HEALTHY}
+    assert isinstance(allocate(core, VF, SECOND), Granted), "one container may have both"
+    core.pass_time(GRANT_GRACE_S + LEDGER_S)
+    core.others[ONE, VF] = "vm-1"
+    core.pass_time(40)
+    assert lists(core) == {ONE: {VF: "Healthy", SECOND: "Unhealthy"}}
+    assert refused(core, SECOND) is Cause.GROUP_IN_USE
+    assert blocked(core, SECOND) == BlockReason(BlockKind.HELD, "GroupInUse")
+    waiting = core.prepare(allocated(name("one"), SECOND))
+    assert core.answer(waiting) is None
+    core.others.clear()
+    core.pass_time(40)
+    assert isinstance(core.answer(waiting), Prepared)
+    assert refused(core, VF) is Cause.GROUP_IN_USE
 
 
 def test_the_selectors_choose_the_virtual_function() -> None:
@@ -425,6 +446,24 @@ def test_a_claim_whose_device_is_retyped_has_drifted(core: Recorded, type_: int)
     retyped(after, vf(1147, ONE_Q))
     assert isinstance(after.answer(after.prepare(name("one"))), Prepared)
     assert core.acts == after.acts == []
+
+
+def test_one_that_is_removed_under_its_claim_has_drifted_until_it_is_made_again(core: Recorded) -> None:
+    """SR-IOV is switched off and on; what is made then has no type at first."""
+    core.prepare(allocated(name("one"), VF))
+    core.functions[PF] = replace(card(), has_virtual_functions=False)
+    core.unplugged(VF, SECOND)
+    assert core.claim_state(name("one")) is ClaimState.DRIFTED
+    assert VF in core.problem(name("one"))
+    assert lists(core) == {}
+    assert core.state.offered.devices[device_key(PF)].blocked is not None, "the claim has a part of it"
+    core.changed(card(), replace(vf(0, ONE_Q), presence=2))
+    assert core.claim_state(name("one")) is ClaimState.DRIFTED
+    assert isinstance(core.answer(core.unprepare(name("one"))), Unprepared)
+    retyped(core, replace(vf(1147, ONE_Q), presence=2))
+    assert lists(core) == {ONE: {VF: "Healthy"}}
+    assert isinstance(core.answer(core.prepare(allocated(name("two"), VF))), Prepared)
+    assert core.acts == []
 
 
 def test_the_type_is_read_again_before_a_claim_gets_it(core: Recorded) -> None:

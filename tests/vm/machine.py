@@ -72,8 +72,9 @@ class PciFunction:
 
     `model` is QEMU's name of the device (`edu`, `e1000e`, …); `port` the root port it sits behind. Functions of one
     port share slot 0 and therefore an IOMMU group; with more than one, their `function` numbers differ and 0 is among
-    them. `properties` are further `key=value` pairs of the device. With `ids`, and with them alone, the model is
-    VFIO_USER: an inert function with just these ids, which `vfio_user.py` plays; it has no properties.
+    them. `properties` are further `key=value` pairs of the device; `before` are devices that QEMU makes first, as a
+    property names one. With `ids`, and with them alone, the model is VFIO_USER: an inert function with just these ids,
+    which `vfio_user.py` plays; it has no properties.
     """
 
     id: str
@@ -81,6 +82,7 @@ class PciFunction:
     port: str
     function: int = 0
     properties: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
     ids: PciIds | None = None
 
     def __post_init__(self) -> None:
@@ -232,7 +234,8 @@ def qemu_arguments(
         place = f"bus={machine.disk_port}" if machine.disk_port else f"bus=pcie.0,addr={DISK_SLOT:#x}"
         arguments += ["-device", f"virtio-blk-pci,drive=disk,{place}"]
     for function in machine.functions:
-        arguments += ["-device", _device(function, machine)]
+        for device in (*function.before, _device(function, machine)):
+            arguments += ["-device", device]
     return arguments
 
 

@@ -119,7 +119,7 @@ def test_machine_as_arguments() -> None:
         functions=(
             PciFunction("x", "e1000e", "b", function=0, properties=("romfile=",)),
             PciFunction("y", "edu", "b", function=1),
-            PciFunction("z", "edu", "a"),
+            PciFunction("z", "edu", "a", properties=("subsys=s",), before=("nvme-subsys,id=s",)),
         ),
         kernel_arguments=("more=1",),
     )
@@ -134,7 +134,10 @@ def test_machine_as_arguments() -> None:
     assert "pcie-root-port,id=b,bus=pcie.0,addr=0x5,chassis=2,slot=2" in arguments
     assert "e1000e,id=x,bus=b,addr=0.0,multifunction=on,romfile=" in arguments
     assert "edu,id=y,bus=b,addr=0.1,multifunction=on" in arguments
-    assert "edu,id=z,bus=a,addr=0.0" in arguments
+    at = arguments.index("nvme-subsys,id=s")
+    assert arguments[at - 1 : at + 3] == [
+        "-device", "nvme-subsys,id=s", "-device", "edu,id=z,bus=a,addr=0.0,subsys=s",
+    ]  # fmt: skip
     assert "local,id=artifacts,path=/with,,comma,security_model=none" in arguments
     assert arguments[arguments.index("-append") + 1].endswith(" more=1")
     assert machine.port_address("b") == "0000:00:05.0"

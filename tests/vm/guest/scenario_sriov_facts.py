@@ -4,14 +4,14 @@ not the daemon.
 
 The card is QEMU's igb, whose driver makes and removes virtual functions as a GPU's driver of the host does. The fact
 that no reader may miss: while the removal of a held virtual function waits, the function is there with its group and
-its node, and both links that say whose it is are gone.
+its node, and both links that say whose it is are gone. A second card, QEMU's nvme, has a driver that leaves its virtual
+functions when it is unbound, and they have the card's own ids.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from threading import Thread
 from types import MappingProxyType
@@ -19,27 +19,24 @@ from typing import Final
 
 from tests.support.patience import patient
 from tests.vm.guest.runner import Guest, eventually
-from tests.vm.guest.sriov import PhysicalFunction, physical_function_of
-from tests.vm.guest.sysfs import Function, blocked_reads, function_behind, in_background
+from tests.vm.guest.sriov import IGB, NVME, PhysicalFunction, physical_function_of
+from tests.vm.guest.sysfs import Function, blocked_reads, in_background
 from tests.vm.guest.tenant import Tenant
 from tests.vm.guest.uevents import WATCHED, Uevent, UeventListener
 from tests.vm.kernels import SRIOV
 from tests.vm.machine import VFIO_MODULES, Machine, PciFunction
 
-CARD_DRIVER: Final = "igb"
 VIRTUAL_DRIVER: Final = "igbvf"
 
 KEEPING_DRIVER: Final = "pci-pf-stub"
 """A driver for any physical function, which leaves the virtual functions when it is unbound."""
 
-CARD: Final = PciFunction("card", "igb", "rp1", properties=("romfile=",))
-
 MACHINE: Final = Machine(
-    ports=("rp1",),
-    functions=(CARD,),
+    ports=("rp1", "rp2"),
+    functions=(IGB, NVME),
     kernels=("6.1", "6.12"),
     needs=frozenset({SRIOV}),
-    modules=(*VFIO_MODULES, CARD_DRIVER, VIRTUAL_DRIVER, "pci_pf_stub"),
+    modules=(*VFIO_MODULES, IGB.model, VIRTUAL_DRIVER, NVME.model, "pci_pf_stub"),
     vfio_pci_parameters=("enable_sriov=1",),
 )
 
@@ -90,9 +87,22 @@ class _Scene:
     guest: Guest
     uevents: UeventListener
     card: PhysicalFunction
+    driver: str
+    """The card's, which makes its virtual functions."""
+    names: Mapping[str, str]
+    """What each function is called by its address: `card`, `1` and `2`."""
+    tenant: Tenant
+    """Who holds a function in most steps: to start a process costs more than a step does."""
+
+    @classmethod
+    def of(cls, guest: Guest, uevents: UeventListener, tenant: Tenant, function: PciFunction) -> _Scene:
+        """IGB or NVME, when its driver has it."""
+        card = PhysicalFunction.booted(guest.machine, function)
+        names = {card.function.address: "card", **{card.address_of(n): str(n) for n in (1, 2)}}
+        return cls(guest, uevents, card, function.model, names, tenant)
 
     def until(self, *wanted: str) -> None:
-        """Check that the watched subsystems say `wanted`, in this order. Functions are called `card`, `1` and `2`."""
+        """Check that the watched subsystems say `wanted`, in this order."""
         told: list[str] = []
 
         def last(event: Uevent) -> bool:
@@ -112,10 +122,7 @@ class _Scene:
         if event.subsystem != "pci":
             return f"{event.action} {event.subsystem}"
         address = event.properties["PCI_SLOT_NAME"]
-        if address == self.card.function.address:
-            return f"{event.action} card"
-        # QEMU's igb: the first at 10.0 of the card's own bus, each next one two further.
-        return f"{event.action} {int(address[-1]) // 2 + 1}"
+        return f"{event.action} {self.names.get(address, address)}"
 
     def two_on_vfio(self) -> tuple[Function, Function]:
         """Two virtual functions that no driver has had before; their uevents are read."""
@@ -128,26 +135,32 @@ class _Scene:
 
 
 def run(guest: Guest) -> None:
-    """Every fact once, in the order of a card's life."""
-    card = PhysicalFunction(function_behind(guest.machine, CARD.port))
-    eventually("the card's driver", lambda: card.function.driver == CARD_DRIVER, timeout_s=EVENT_TIMEOUT_S)
-    with UeventListener() as uevents:
-        scene = _Scene(guest, uevents, card)
-        scene.silence()  # what the driver's probe has said
+    """Every fact once, in the order of a card's life; then those of the second card that do not follow."""
+    with UeventListener() as uevents, Tenant.start() as tenant:
+        scene = _Scene.of(guest, uevents, tenant, IGB)
+        nvme = _Scene.of(guest, uevents, tenant, NVME)
+        scene.silence()  # what the drivers' probes have said
         _made_and_removed(scene)
         _made_without_drivers(scene)
         _first_is_held(scene)
         _last_is_held(scene)
         _card_unbound(scene)
-        _left_by_the_driver(scene)
+        _left_by_the_driver(scene, KEEPING_DRIVER)
         _card_on_vfio(scene)
         _card_unplugged(scene)
+        _with_the_ids_of_its_card(nvme)
+        _first_is_held(nvme)
+        nvme.card.function.unbind()
+        nvme.until("unbind card")
+        _left_by_the_driver(nvme, NVME.model)
         guest.figures["uevents"] = [str(event) for event in uevents.heard]
 
 
 def _made_and_removed(scene: _Scene) -> None:
     step, card = scene.guest.step, scene.card
-    with step("made: add, change and bind of each, then change of the card; each in a group of its own"):
+    with step(
+        "made: add, change and bind of each, then change of the card; own groups, and no `remove` of one alone"
+    ):
         assert (card.total, card.virtual_functions) == (7, ()), card
         made = card.enable(2)
         scene.until("add 1", "change 1", "bind 1", "add 2", "change 2", "bind 2", "change card")
@@ -159,14 +172,28 @@ def _made_and_removed(scene: _Scene) -> None:
         for function in made:
             assert (function.path / ONLY_A_VIRTUAL_FUNCTION_HAS).exists()
             assert not (function.path / "sriov_totalvfs").exists()
+            assert not (function.path / "remove").exists()
         assert not (card.path / ONLY_A_VIRTUAL_FUNCTION_HAS).exists()
-    with step("another number while there are some: EBUSY"):
-        assert _errno_of(lambda: card.enable(3)) == errno.EBUSY
+    with step("another number while there are some, more or half of them: EBUSY"):
+        assert [_errno_of(lambda: card.enable(3)), _errno_of(lambda: card.enable(1))] == [errno.EBUSY] * 2
+        assert card.virtual_functions == made
     with step("removed: unbind and remove of each, nothing of the card"):
         card.disable()
         scene.until("unbind 1", "remove 1", "unbind 2", "remove 2")
         assert scene.silence() == []
         assert card.virtual_functions == ()
+
+
+def _with_the_ids_of_its_card(scene: _Scene) -> None:
+    card = scene.card
+    with scene.guest.step("the second card: its virtual functions have its own ids, and groups of their own"):
+        card.autoprobe(False)
+        made = card.enable(2)
+        scene.until("add 1", "change 1", "add 2", "change 2", "change card")
+        assert [function.ids for function in (card.function, *made)] == [("1b36", "0010")] * 3
+        assert len({card.function.group, *(function.group for function in made)}) == 3
+        card.disable()
+        scene.until("remove 1", "remove 2")
 
 
 def _made_without_drivers(scene: _Scene) -> None:
@@ -180,10 +207,11 @@ def _made_without_drivers(scene: _Scene) -> None:
         first.bind_vfio()
         scene.until("add vfio", "add vfio-dev", "bind 1")
         assert first.open_error() is None
-    with step("one that is open is enabled, and its card is not more than before"), Tenant.start() as tenant:
+    with step("one that is open is enabled, and its card is not more than before"):
         before = card.function.enable_count
-        tenant.open_device(first.group_node, first.address)
+        scene.tenant.open_device(first.group_node, first.address)
         assert (first.enable_count, second.enable_count, card.function.enable_count) == (1, 0, before)
+        scene.tenant.close()
     with step("removed while it is free: as any function of vfio-pci"):
         card.disable()
         scene.until(*REMOVED_FROM_VFIO, "unbind 1", "remove 1", "remove 2")
@@ -191,15 +219,10 @@ def _made_without_drivers(scene: _Scene) -> None:
 
 def _first_is_held(scene: _Scene) -> None:
     guest, card = scene.guest, scene.card
-    with (
-        guest.step("removed while the first is held: both links of it gone, the second untouched"),
-        Tenant.start() as tenant,
-        ExitStack() as at_release,
-    ):
+    with guest.step("removed while the first is held: both links of it gone, the second untouched"):
         first, second = scene.two_on_vfio()
-        tenant.open_device(first.group_node, first.address)
+        scene.tenant.open_device(first.group_node, first.address)
         disable = in_background(card.disable)
-        at_release.callback(tenant.kill)
         _wait_until_taken(first)
         assert scene.silence() == list(EARLY[guest.kernel])
         _check_looks_like_a_whole_function(first)
@@ -213,7 +236,7 @@ def _first_is_held(scene: _Scene) -> None:
         assert waiting["first"].keys() == VIRTUAL_BLOCKS[guest.kernel], waiting
         assert not blocked_reads(second, OF_VIRTUAL)
         assert disable.is_alive()
-        tenant.kill()
+        scene.tenant.close()
         scene.until(*_rest_of_removal(scene, "1"), *REMOVED_FROM_VFIO, "unbind 2", "remove 2")
         _all_end((disable, *waiting["card"].values(), *waiting["first"].values()))
 
@@ -221,55 +244,45 @@ def _first_is_held(scene: _Scene) -> None:
 def _last_is_held(scene: _Scene) -> None:
     """The card then has no link at all, and a function on no driver that has a holder."""
     guest, card = scene.guest, scene.card
-    with (
-        guest.step("removed while the last is held: the card has no links, and is not free of it"),
-        Tenant.start() as tenant,
-        ExitStack() as at_release,
-    ):
+    with guest.step("removed while the last is held: the card has no links, and is not free of it"):
         _, second = scene.two_on_vfio()
-        tenant.open_device(second.group_node, second.address)
+        scene.tenant.open_device(second.group_node, second.address)
         disable = in_background(card.disable)
-        at_release.callback(tenant.kill)
         _wait_until_taken(second)
         assert scene.silence() == [*REMOVED_FROM_VFIO, "unbind 1", "remove 1", *EARLY[guest.kernel]]
         _check_looks_like_a_whole_function(second)
-        assert (card.virtual_functions, card.function.driver) == ((), CARD_DRIVER)
+        assert (card.virtual_functions, card.function.driver) == ((), scene.driver)
         unbind = in_background(card.function.unbind)
         unbind.join(timeout=NOTHING_FOR_S)
         assert unbind.is_alive(), "an unbind of the card does not wait for the removal"
-        tenant.kill()
+        scene.tenant.close()
         scene.until(*_rest_of_removal(scene, "2"), "unbind card")
         _all_end((disable, unbind))
-        card.function.bind_to(CARD_DRIVER)
+        card.function.bind_to(scene.driver)
         scene.until("bind card")
 
 
 def _card_unbound(scene: _Scene) -> None:
     guest, card = scene.guest, scene.card
-    with (
-        guest.step("the card's driver is unbound while one is held: they go as by a removal, then the card"),
-        Tenant.start() as tenant,
-        ExitStack() as at_release,
-    ):
+    with guest.step("the card's driver is unbound while one is held: they go as by a removal, then the card"):
         first, second = scene.two_on_vfio()
-        tenant.open_device(first.group_node, first.address)
+        scene.tenant.open_device(first.group_node, first.address)
         unbind = in_background(card.function.unbind)
-        at_release.callback(tenant.kill)
         _wait_until_taken(first)
         assert scene.silence() == list(EARLY[guest.kernel])
         _check_looks_like_a_whole_function(first)
         assert (card.function.driver, card.virtual_functions) == (None, (second,))
-        tenant.kill()
+        scene.tenant.close()
         scene.until(*_rest_of_removal(scene, "1"), *REMOVED_FROM_VFIO, "unbind 2", "remove 2", "unbind card")
         _all_end((unbind,))
 
 
-def _left_by_the_driver(scene: _Scene) -> None:
+def _left_by_the_driver(scene: _Scene, driver: str) -> None:
     card = scene.card.function
     with scene.guest.step(
         "a driver that leaves them: the card has them on no driver, and vfio-pci refuses it"
     ):
-        _override(card, KEEPING_DRIVER)
+        _override(card, driver)
         card.probe()
         scene.card.enable(2)
         card.unbind()
@@ -280,7 +293,7 @@ def _left_by_the_driver(scene: _Scene) -> None:
         card.probe()
         assert card.driver is None
         assert _errno_of(scene.card.disable) == errno.ENOENT
-        _override(card, KEEPING_DRIVER)
+        _override(card, driver)
         card.probe()
         scene.card.disable()
         card.unbind()
@@ -299,19 +312,15 @@ def _card_on_vfio(scene: _Scene) -> None:
         each = ("add vfio", "add vfio-dev")
         scene.until("add 1", "change 1", *each, "bind 1", "add 2", "change 2", *each, "bind 2", "change card")
         assert [_override_of(function) for function in (first, second)] == ["vfio-pci"] * 2
-    with (
-        scene.guest.step("without a token such a one does not open, though its group does"),
-        Tenant.start() as tenant,
-    ):
+    with scene.guest.step("without a token such a one does not open, though its group does"):
         assert first.open_error() is None
-        _check_refused(tenant, first)
+        _check_refused(scene.tenant, first)
     with (
         scene.guest.step("nor while somebody has the card open, which nobody keeps from it"),
         Tenant.start() as owner,
     ):
         owner.open_device(card.group_node, card.address)
-        with Tenant.start() as tenant:
-            _check_refused(tenant, second)
+        _check_refused(scene.tenant, second)
     with scene.guest.step("the card leaves vfio-pci: they go"):
         card.unbind()
         scene.until(
@@ -322,27 +331,22 @@ def _card_on_vfio(scene: _Scene) -> None:
 
 def _card_unplugged(scene: _Scene) -> None:
     guest, card = scene.guest, scene.card
-    with (
-        guest.step("the card is pulled out while one is held: as an unbind, and then it goes"),
-        Tenant.start() as tenant,
-        ExitStack() as at_release,
-    ):
-        _override(card.function, CARD_DRIVER)
+    with guest.step("the card is pulled out while one is held: as an unbind, and then it goes"):
+        _override(card.function, scene.driver)
         card.function.probe()
         first, second = scene.two_on_vfio()
-        tenant.open_device(first.group_node, first.address)
-        at_release.callback(tenant.kill)
-        guest.qmp.unplug(CARD.id)
+        scene.tenant.open_device(first.group_node, first.address)
+        guest.qmp.unplug(IGB.id)
         _wait_until_taken(first)
         assert scene.silence() == list(EARLY[guest.kernel])
         _check_looks_like_a_whole_function(first)
         assert card.virtual_functions == (second,)
-        tenant.kill()
+        scene.tenant.close()
         scene.until(
             *_rest_of_removal(scene, "1"), *REMOVED_FROM_VFIO, "unbind 2", "remove 2", "unbind card",
             "remove card",
         )  # fmt: skip
-        guest.qmp.wait_unplugged(CARD.id, timeout_s=EVENT_TIMEOUT_S)
+        guest.qmp.wait_unplugged(IGB.id, timeout_s=EVENT_TIMEOUT_S)
 
 
 def _rest_of_removal(scene: _Scene, number: str) -> tuple[str, ...]:
@@ -368,6 +372,7 @@ def _check_refused(tenant: Tenant, function: Function) -> None:
     except RuntimeError as error:
         refusal = str(error)
     assert "EACCES" in refusal, f"{function.address} without a token: {refusal or 'opened'}"
+    tenant.close()
 
 
 def _override(function: Function, driver: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import accumulate
 from typing import Final, NoReturn, TypeVar
 
 import msgspec
@@ -29,7 +30,11 @@ _ESCAPES: Final = re.compile(
 )
 """An escape sequence, or a pair of them for a surrogate pair; `half`: half of a pair that stands alone."""
 
-_NESTING: Final = re.compile(rb"[\[{]+|[\]}]+")
+_STEPS: Final = {ord(bracket): 1 if bracket in "[{" else -1 for bracket in "[{]}"}
+"""The change of the depth at a bracket."""
+
+_OTHERS: Final = bytes(set(range(256)) - _STEPS.keys())
+"""Every byte that is no bracket."""
 
 _STRING_OR_BRACKET: Final = re.compile(_STRING.pattern + rb"|[\[{\]}]", re.DOTALL)
 
@@ -118,9 +123,5 @@ def _is_deeper(content: bytes, depth_max: int) -> bool:
 
 def _depth(content: bytes) -> int:
     """Return the depth of objects and arrays; for invalid JSON at least as deep as a decoder would go."""
-    deepest = depth = 0
-    for match in _NESTING.finditer(_STRING.sub(b"", content)):
-        run = match[0]
-        depth += len(run) if run[0] in b"[{" else -len(run)
-        deepest = max(deepest, depth)
-    return deepest
+    brackets = _STRING.sub(b"", content).translate(None, _OTHERS)
+    return max(accumulate(map(_STEPS.__getitem__, brackets), initial=0))

@@ -79,10 +79,15 @@ def measure(bench: Bench) -> None:
                 _neighbours(bench, [plugin for plugin in plugins if plugin.name in bench.sheet.subjects])
 
 
-def alone(bench: Bench, plugins: Sequence[Plugin], gpus: int, count: int, part: str = "call") -> None:
-    """One call after the other, the parties in turn by blocks. The processor time is that of a party's own blocks: what
-    it does while another is called is not a call's."""
-    name, what = f"{part}.allocate.{count}_of_{gpus}", f"Allocate of {min(count, gpus)} of {gpus} GPUs"
+def alone(
+    bench: Bench, plugins: Sequence[Plugin], gpus: int, count: int, part: str = "call", of: str = ""
+) -> None:
+    """One call after the other, the parties in turn by blocks; `of` says which devices there are. The processor time is
+    that of a party's own blocks: what it does while another is called is not a call's."""
+    name, what = (
+        f"{part}.allocate.{count}_of_{gpus}",
+        f"Allocate of {min(count, gpus)} of {of or f'{gpus} GPUs'}",
+    )
     for plugin, number in in_turn(plugins, bench.counts.blocks + 1):
         before_ns = procfs.processor_ns(plugin.pid)
         samples = [plugin.allocate(count, number * BLOCK + i) for i in range(BLOCK)]

@@ -56,7 +56,9 @@ PARTS: Final[Mapping[str, Part]] = {
     "crowd": Part(
         crowd.measure, 170, "300 prepares at once; 200 claims that wait; Allocate beside 1,000 claims"
     ),
-    "parts": Part(parts.measure, 150, "256 virtual functions of 8 cards beside 256 whole GPUs"),
+    "parts": Part(
+        parts.measure, 480, "virtual functions and vGPUs of 1 and 8 cards beside as many whole GPUs"
+    ),
     "memory": Part(memory.measure, 50, "resident: idle, after Allocates, after 100,000 events"),
     "commands": Part(commands.measure, 70, "`inspect` and `explain`"),
     "overhead": Part(overhead.measure, 20, "of the journal and the endpoints; a scrape"),

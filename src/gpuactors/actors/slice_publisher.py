@@ -49,6 +49,10 @@ TAINTS_ASKED_LOST_S: Final = 60.0
 """The time within which it is asked after a lost connection, in seconds, at a random moment: every node has lost its
 own, and a server that has just come back has enough to do."""
 
+TAINTS_ASKED_WRITTEN_S: Final = 60.0
+"""The least time between a question and the next one that follows a write, in seconds: every pod with a device causes
+writes."""
+
 SLICE_SETTLE_S: Final = 0.1
 """The time without a change after which a new offer is written, in seconds: a process is seen before kubelet's ledger
 says whose it is. The scheduler learns of it this much later; where it was too quick, prepare refuses."""
@@ -175,14 +179,14 @@ class _Publisher:
         """The UID of our Node object."""
         self._keeps_taints = ServerKeeps.UNKNOWN
         self._keeps_counters = ServerKeeps.UNKNOWN
-        self._ask_at = -inf
+        self._ask_at = self._asked_at = -inf
         self._answers: dict[str, Answered] = {}
         self._written: Pool | None = None
         """The last written pool."""
         self._changed_at = 0.0
         """The time of the offer's last change of the pool."""
         self._unwritten_since = inf
-        """The time of its first change since the server had what was offered."""
+        """The time of its first change since the last write began."""
         self._restored_at: deque[float] = deque()
         self._unfollowed = ""
         """Why the slices cannot be followed; the next two: why they cannot be written, why it cannot be asked what
@@ -294,7 +298,7 @@ class _Publisher:
             settled_at = min(self._changed_at + SLICE_SETTLE_S, self._unwritten_since + SLICE_SETTLE_MAX_S)
             if self._written is not None and settled_at > now:
                 return settled_at - now
-            self._written = pool
+            self._written, self._unwritten_since = pool, inf
             return 0.0
         restored = self._restored_at
         while restored and restored[0] < now - RESTORE_CALM_S:
@@ -336,7 +340,7 @@ class _Publisher:
             self._ask_at = trio.current_time() + about(TAINTS_ASKED_S, limits.API_HOUR_JITTER)
         elif has_taints(spec) or has_counters(spec):
             # A slice that had some keeps them also where the gate is off now, and only a new one shows it.
-            self._ask_at = -inf
+            self._ask_at = min(self._ask_at, self._asked_at + TAINTS_ASKED_WRITTEN_S)
 
     async def _ask(self, owner: str) -> None:
         """Find out whether the server keeps taints and counters. A refusal leaves the answer as it was."""
@@ -350,6 +354,7 @@ class _Publisher:
             self._unasked = ""
             self._keeps_taints = ServerKeeps.YES if has_taints(stored) else ServerKeeps.NO
             self._keeps_counters = ServerKeeps.YES if has_counters(stored) else ServerKeeps.NO
+        self._asked_at = trio.current_time()
         self._ask_at = trio.current_time() + about(TAINTS_ASKED_S, limits.API_HOUR_JITTER)
 
     async def _probed(self, owner: str) -> SliceSpec:

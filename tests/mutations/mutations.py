@@ -49,7 +49,7 @@ MUTATIONS: Final = (
     Mutation(
         "a GPU that has lost its driver leaves the list before it is known whether it is open",
         "core/deviceplugin/entries.py",
-        "    return is_leaving and any(entry.key == device.key for entry in listed)\n",
+        "    return _is_leaving(state, device) and any(entry.key == device.key for entry in listed)\n",
         "    return False\n",
     ),
     Mutation(

@@ -463,6 +463,10 @@ FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
             "inspections and scans take long; a pod comes+0.7; "
             "two cards are rescanned and swap their group numbers",
         ),
+        "a card is bound for a claim while a mediated device is being made of it": (
+            212059487983,
+            "the next uevents are lost; a mediated device is made slowly@3; a pod with a claim comes@3",
+        ),
         "the same while the socket of uevents is closed": (
             0,
             "inspections and scans take long; a pod comes+0.7; the uevent watcher crashes; "
@@ -470,7 +474,7 @@ FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
         ),
     }.items()
 }
-"""On nodes with claims, each with the seed of the schedule that shows it."""
+"""On nodes with claims, each with the seed of the schedule that shows it; one may have vGPUs as well."""
 
 FOUND_WITH_DOMAINS: Final[dict[str, tuple[int, Script]]] = {
     name: (DOMAINS | seed, parse_script(script))

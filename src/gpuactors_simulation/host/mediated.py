@@ -62,6 +62,10 @@ class _Mediated(Device):
 
     parent: str = field(kw_only=True)
     mdev_type: MdevType = field(kw_only=True)
+    is_made: bool = False
+    """The write to `create` has returned."""
+    then: Iterator[Uevent] | None = None
+    """The rest of its parent's unregistration, which waits for that."""
 
 
 @final
@@ -153,10 +157,13 @@ class MediatedDevices:
 
     def unregister_steps(self, name: str, rest: Iterator[Uevent]) -> Iterator[Uevent]:
         """`unregister`, uevent by uevent, then the `rest`: mdev_unregister_parent. Nothing but the rest if it is no
-        parent. First it waits for removals that are under way (its `unreg_sem`)."""
+        parent. First it waits for creations and removals that are under way (its `unreg_sem`)."""
         parent = self._parents.get(name)
         if parent is None:
             yield from rest
+            return
+        if (making := next((d for d in self._children(parent) if not d.is_made), None)) is not None:
+            making.then = self.unregister_steps(name, rest)
             return
         (self._root / f"sys/class/mdev_bus/{name}").unlink()
         children = sorted(parent.children, key=lambda uuid: self._devices[uuid].waiting is None)
@@ -214,6 +221,10 @@ class MediatedDevices:
         self._link(self._root / f"sys{offered}/devices/{name}", device.devpath)
         self._link(directory / "mdev_type", offered)
         self._count(owner)
+        device.is_made = True
+        if (rest := device.then) is not None:
+            device.then = None
+            yield from rest
 
     def remove(self, uuid: str) -> tuple[Uevent, ...]:
         """1 is written to the device's `remove`. Raises `OSError` (ENOENT) if it is not there, or is being removed."""
@@ -254,8 +265,11 @@ class MediatedDevices:
 
     # --- files ------------------------------------------------------------------------------------------------
 
+    def _children(self, owner: _Parent) -> list[_Mediated]:
+        return [self._devices[uuid] for uuid in owner.children]
+
     def _made(self, owner: _Parent) -> list[MdevType]:
-        return [self._devices[uuid].mdev_type for uuid in owner.children]
+        return [device.mdev_type for device in self._children(owner)]
 
     def _count(self, owner: _Parent) -> None:
         for each in owner.types.values():

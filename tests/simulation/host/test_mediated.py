@@ -173,6 +173,21 @@ def test_the_driver_of_the_parent_waits_for_a_removal_that_is_under_way(tmp_path
     assert tree.mediated.types == {}
 
 
+def test_the_driver_of_the_parent_waits_for_a_creation_that_is_under_way(tree: HostTree) -> None:
+    """mdev_device_create holds `unreg_sem` until the device is complete."""
+    steps = tree.mediated.create_steps(UUID, GPU.address, "nvidia-592")
+    assert seen((next(steps),)) == ["add mdev"]
+    assert seen(tree.unbind(GPU.address)) == []
+    assert tree.is_waiting(GPU.address)
+    assert seen(tuple(steps)) == [
+        "add vfio", "add vfio-dev", "bind mdev",
+        "remove vfio-dev", "remove vfio", "unbind mdev", "remove mdev",
+        "change pci", "unbind pci",
+    ]  # fmt: skip
+    assert not tree.is_waiting(GPU.address)
+    assert tree.mediated.types == {}
+
+
 def test_groups_have_the_lowest_free_numbers_from_a_given_one_on(tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
     tree.mediated.register(MTTY, [MdevType("mtty-1", None, 24)], "mtty", subsystem="mtty", first_group=7)

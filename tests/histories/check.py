@@ -369,10 +369,11 @@ def _is_blind(world: World) -> bool:
     )
 
 
-def _is_unseen_use(world: World, devices: Iterable[str]) -> bool:
+def _is_unseen_use(world: World, devices: Iterable[str], resources: Iterable[str] = ()) -> bool:
     """The use of a mediated device, which sysfs does not show: a daemon that does not read the processes knows it from
     kubelet alone, and a pod may have ended before its machine."""
-    return world.holders != "proc" and any(map(vgpus.is_uuid, devices))
+    is_mediated = any(map(vgpus.is_uuid, devices)) or not set(resources).isdisjoint(vgpus.MDEV_RESOURCES)
+    return world.holders != "proc" and is_mediated
 
 
 def _check_swap(world: World) -> None:
@@ -399,7 +400,7 @@ def _check_failed(world: World, answers: Answers) -> None:
             continue
         refused = answers.refusal_of(pod)
         by_older_id = any((resource, i) in world.older for resource, _ in pod.requests for i in pod.asked_for)
-        if "Device or resource busy" in pod.message and _is_unseen_use(world, pod.asked_for):
+        if "Device or resource busy" in pod.message and _is_unseen_use(world, (), dict(pod.requests)):
             continue
         if failed_for_nothing(pod.message, refused, world.counts, by_older_id=by_older_id):
             raise ViolationError("a pod failed for nothing", f"{pod.name}: {pod.message}")

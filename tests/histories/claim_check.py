@@ -21,7 +21,7 @@ from tests.histories.claim_events import CLAIM_POD
 from tests.histories.claims import DRIVER, ClaimsNode
 from tests.histories.dra_check import Problem
 from tests.histories.dra_node import CDI_DIR
-from tests.histories.truth import given_by_us, is_any_withheld, others_cards
+from tests.histories.truth import card_of_part, given_by_us, is_any_withheld, others_cards
 from tests.histories.world import World, states_of
 
 LIVE: Final = "a live claim lost its card"
@@ -185,6 +185,8 @@ class ClaimRules:
             return False
         if world.has_vgpus and not all(world.can_be_given(card) for card in cards):
             return False
+        if world.has_vgpus and any(not others.isdisjoint(card_of_part(world, card)) for card in cards):
+            return False  # neither claim gets what it was given: the scheduler does not know what a part is made of
         groups = {world.group_of(card) for card in cards}
         held = any(group is not None and world.tree.holder_of(group) is not None for group in groups)
         return not held and others.isdisjoint(cards)

@@ -73,6 +73,9 @@ HISTORIES: Final = {
         f"{ON}@4+11; {TYPED}@4+11; an external process opens a vGPU@4; a virtual function is unbound@4; "
         "polls can read nothing+0.001"
     ),
+    "a pod comes for a mediated device that a process has open": (
+        f"{MADE}@3; an external process opens a mediated device@3; {MDEV_POD}"
+    ),
 }
 
 
@@ -106,6 +109,10 @@ WITH_CLAIMS: Final = {
     ),
     "a daemon is killed while a claim has a mediated device": (
         f"{MADE}@3+3; {CLAIM}+11; a daemon crashes; a daemon starts+11; the node reboots+11"
+    ),
+    "a claim that waits for its card again after a reboot, and one for a part of the card": (
+        "a pod with a claim comes@3+0.001; the node reboots; a mediated device is made slowly@3+0.05; "
+        + CLAIM
     ),
 }
 

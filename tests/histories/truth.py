@@ -156,7 +156,7 @@ def expected(world: World) -> Lists:
             # A daemon takes it for a whole one: with ids of its own that has the same name.
             for resource in {own, world.options.names.get(model, own)}:
                 lists.setdefault(resource, {})[key] = ANY
-        if not unsure.isdisjoint({key, *world.tree.group_members(group), *_card_of(world, key)}):
+        if not unsure.isdisjoint({key, *world.tree.group_members(group), *card_of_part(world, key)}):
             lists.setdefault(own, {})[key] = ANY
         if not names and (world.is_taken_for_open(group) or world.is_held_unseen(key)):
             lists.setdefault(own, {})[key] = ANY
@@ -186,7 +186,7 @@ def _unsure(world: World, given: Iterable[Given]) -> set[str]:
     return unsure
 
 
-def _card_of(world: World, key: str) -> set[str]:
+def card_of_part(world: World, key: str) -> set[str]:
     """The function that a virtual function or mediated device is a part of: its owner keeps it from everybody else."""
     card = (
         world.tree.physical_function(key) if key in world.tree.functions else vgpus.parent_of(world.tree, key)

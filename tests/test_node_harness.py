@@ -14,15 +14,16 @@ import pytest
 
 from tests.deploy.manifests import ROOT
 from tests.node import run, versions
-from tests.node.books import address_of
+from tests.node.books import key_of
 from tests.node.lane import Lane, NoProgramsError
 from tests.node.planted import BUGS, CHECKOUT
 from tests.node.planted_image import PACKAGE, changed_image
 from tests.vm.commands import ProvisionError
 
 
-def test_a_device_of_a_slice_is_named_by_its_address() -> None:
-    assert address_of("gpu-0000-23-00-0") == "0000:23:00.0"
+def test_a_device_of_a_slice_is_named_by_its_address_or_uuid() -> None:
+    assert key_of("gpu-0000-23-00-0") == "0000:23:00.0"
+    assert key_of("mdev-83b8f4f2-509f-382f-3c1e-e6bfe0fa1001") == "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
 
 
 @pytest.mark.parametrize("ci", ["true", ""])

@@ -101,9 +101,14 @@ class Books:
             tree = self._host.tree
             found: dict[str, bool] = {}
             for name, spec in tree.functions.items():
+                if tree.vgpu_type(name):  # its group is its own
+                    found[name] = tree.vfio_number(name) is not None and spec.group not in owners
+                    continue
                 members = tree.group_members(spec.group) if spec.group is not None else frozenset()
                 viable = all(tree.driver_of(member) in {None, *VFIO} for member in members)
                 found[name] = tree.driver_of(name) in VFIO and viable and spec.group not in owners
+            for device in tree.mediated.devices:
+                found[device.name] = device.vfio is not None and device.group not in owners
             return found
 
 
@@ -188,17 +193,20 @@ def _claimed(claims: list[Object]) -> Iterator[tuple[str, str]]:
         for result in status.get("allocation", {}).get("devices", {}).get("results", ()):
             if result["driver"] == DRIVER and not result.get("adminAccess"):
                 name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
-                yield name, address_of(result["device"])
+                yield name, key_of(result["device"])
 
 
 def _offered(slices: list[Object]) -> Iterator[str]:
     for one in slices:
         if one["spec"]["driver"] == DRIVER:
-            yield from (address_of(d["name"]) for d in one["spec"].get("devices", ()) if not d.get("taints"))
+            yield from (key_of(d["name"]) for d in one["spec"].get("devices", ()) if not d.get("taints"))
 
 
-def address_of(device: str) -> str:
-    """The PCI address in the name of a device of a slice: `gpu-0000-23-00-0`."""
+def key_of(device: str) -> str:
+    """What kubelet has for the name of a device of a slice: the PCI address of `gpu-0000-23-00-0`, the UUID of
+    `mdev-83b8f4f2-509f-382f-3c1e-e6bfe0fa1001`."""
+    if device.startswith("mdev-"):
+        return device.removeprefix("mdev-")
     domain, bus, slot, function = device.removeprefix("gpu-").split("-")
     return f"{domain}:{bus}:{slot}.{function}"
 
@@ -265,4 +273,4 @@ def _healthy() -> Mapping[str, frozenset[str]] | None:
     return {resource: frozenset(names) for resource, names in found.items()}
 
 
-__all__ = ["Books", "Sampler", "address_of", "pod_resources"]
+__all__ = ["Books", "Sampler", "key_of", "pod_resources"]

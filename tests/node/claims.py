@@ -61,9 +61,9 @@ METADATA: Final = "/var/run/kubernetes.io/dra-device-attributes"
 """In the container (KEP-5304)."""
 
 
-def device_name(address: str) -> str:
-    """The name of a GPU in the slices: `gpu-0000-23-00-0`."""
-    return "gpu-" + address.replace(":", "-").replace(".", "-")
+def device_name(key: str) -> str:
+    """The name in the slices of a PCI address or UUID: `gpu-0000-23-00-0`, `mdev-83b8f4f2-…`."""
+    return "gpu-" + key.replace(":", "-").replace(".", "-") if ":" in key else f"mdev-{key}"
 
 
 def by_address(address: str) -> str:
@@ -76,9 +76,15 @@ def by_id(device: str) -> str:
     return f'device.attributes["gpu.nvidia.com"].deviceID == "0x{device}"'
 
 
-def exactly(selector: str | None = None, *, admin: bool = False, count: int | None = None) -> Object:
+def exactly(
+    selector: str | None = None,
+    *,
+    admin: bool = False,
+    count: int | None = None,
+    device_class: str = CLASS,
+) -> Object:
     """What one request asks for."""
-    found: Object = {"deviceClassName": CLASS}
+    found: Object = {"deviceClassName": device_class}
     if selector is not None:
         found["selectors"] = [{"cel": {"expression": selector}}]
     if admin:
@@ -332,11 +338,6 @@ class ClaimNode:
             for request in requests
         }
 
-    def nodes_in(self, pod: str) -> frozenset[str]:
-        """The names in /dev/vfio of the pod's container."""
-        text = kubectl("exec", "-n", NAMESPACE, pod, "--", "sh", "-c", "ls /dev/vfio 2>/dev/null || true")
-        return frozenset(text.split())
-
     def events_of(self, pod: str) -> list[Object]:
         """The events of a pod; none if there is no such pod."""
         uid = (pods.get(self.api, pod) or {}).get("metadata", {}).get("uid", "")
@@ -394,20 +395,19 @@ class ClaimNode:
         eventually(look, f"an offer of {addresses}")
         self.consistent()
 
-    def runs(self, pod: str, *addresses: str, within_s: float = RETRY_S) -> str:
-        """Waits until a pod alone has these GPUs open, on a vfio driver: its UID."""
+    def runs(self, pod: str, *keys: str, within_s: float = RETRY_S, driver: str | None = "vfio-pci") -> str:
+        """Waits until a pod alone has these devices open, on a vfio driver, or on another `driver` that makes vfio
+        devices; None: they are no PCI functions. Its UID."""
         uid = str(self.comes_to(pod, "Running", within_s)["metadata"]["uid"])
 
         def look() -> bool:
             owners = self.host.owners()
-            for address in addresses:
-                group = self.host.tree.functions[address].group
-                assert group is not None
-                assert owners.get(group, frozenset()) == {f"pod {uid}"}, owners
-                assert self.host.drivers()[address] == "vfio-pci", self.host.drivers()
+            for key in keys:
+                assert owners.get(self.host.group_of(key), frozenset()) == {f"pod {uid}"}, owners
+                assert self.host.drivers().get(key) == driver, self.host.drivers()
             return True
 
-        eventually(look, f"{pod} to have {addresses} open")
+        eventually(look, f"{pod} to have {keys} open")
         return uid
 
     def waits(self, pod: str) -> str:

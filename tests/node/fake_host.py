@@ -16,10 +16,12 @@ from typing import Final, final
 
 from gpuactors.host.root import CGROUPS
 from gpuactors_simulation.host.kernel import DRIVERS, NVIDIA, FakeKernel
+from gpuactors_simulation.host.mediated import MdevType
 from gpuactors_simulation.host.tree import HostTree, PciSpec
 from gpuactors_simulation.host.uevents import Uevent
+from gpuactors_simulation.host.vgpu import VgpuType
 from tests.node.lane import DRIVERS_ROOTS, OWN_DIRECTORIES
-from tests.node.real_tenants import RealTenants, make_node
+from tests.node.real_tenants import GROUPS, RealTenants, make_node
 from tests.node.sysfs_mount import SysfsMount
 from tests.node.uevents import broadcast
 
@@ -73,6 +75,7 @@ class FakeHost:
     def plug(
         self, slot: int, device: str = H100, *, driver: str | None = "vfio-pci", group: int | None = None,
         function: int = 0, class_code: str = "030200", numa_node: int = -1, vendor: str = "10de", total_vfs: int = 0,
+        vgpu_types: tuple[VgpuType, ...] = (),
     ) -> str:  # fmt: skip
         """A function appears, and a driver takes it; its group is the slot unless named. Its PCI address."""
         name = address(slot, function)
@@ -82,6 +85,7 @@ class FakeHost:
             self.kernel.plug(
                 PciSpec(
                     name, vendor, device, class_code, group, numa_node=numa_node, driver=driver, total_vfs=total_vfs,
+                    vgpu_types=vgpu_types,
                 )
             )  # fmt: skip
         return name
@@ -95,6 +99,43 @@ class FakeHost:
             groups = {one: self.tree.functions[one].group for one in virtual}
             self._tenants.group_of |= {one: group for one, group in groups.items() if group is not None}
         return virtual
+
+    def set_vgpu_type(self, name: str, number: int) -> None:
+        """An administrator gives a virtual function a type of vGPU, 0: takes it. Raises `OSError` while it is open."""
+        with self.lock:
+            self.tree.set_vgpu_type(name, number)
+
+    def offer_mediated(self, name: str, *types: MdevType) -> None:
+        """The driver of a function can make mediated devices of these types."""
+        with self.lock:
+            devpath = self.tree.device_dir(name).relative_to(BACKING / "sys")
+            self.tell(
+                self.tree.mediated.register(
+                    f"/{devpath}", types, "nvidia-vgpu-vfio", first_group=GROUPS.start
+                )
+            )
+
+    def make_mediated(self, uuid: str, parent: str, mdev_type: str) -> None:
+        """An administrator makes a mediated device."""
+        with self.lock:
+            uevents = self.tree.mediated.create(uuid, parent, mdev_type)
+            group = self.tree.mediated.group_of(uuid)
+            assert group is not None
+            self._tenants.group_of[uuid] = group
+        self.tell(uevents)
+
+    def remove_mediated(self, uuid: str) -> None:
+        """An administrator removes a mediated device; it is gone once its holder lets go."""
+        with self.lock:
+            self.tell(self.tree.mediated.remove(uuid))
+
+    def group_of(self, name: str) -> int:
+        """The IOMMU group of a function or mediated device. Raises `KeyError` if it is not there."""
+        with self.lock:
+            spec = self.tree.functions.get(name)
+            group = self.tree.mediated.group_of(name) if spec is None else spec.group
+        assert group is not None
+        return group
 
     def unplug(self, name: str) -> None:
         """A function disappears, once its holder lets go."""

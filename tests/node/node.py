@@ -213,12 +213,12 @@ class Node:
         """Waits until each of these pods has the groups of its own devices open, and no others. Raises TimeoutError."""
 
         def own_groups() -> bool:
-            owners, functions = self.host.owners(), self.host.tree.functions
+            owners = self.host.owners()
             for name in names:
                 pod = pods.get(self.api, name)
                 assert pod is not None, f"there is no pod {name}"
                 mine = {group for group, who in owners.items() if f"pod {pod['metadata']['uid']}" in who}
-                wanted = {functions[device].group for device in self.devices_of(name)}
+                wanted = {self.host.group_of(device) for device in self.devices_of(name)}
                 assert mine == wanted, f"{name} has the groups {mine} open, and the devices of {wanted}"
             return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tests.node.cluster import Api, Object, eventually, node_name
+from tests.node.cluster import Api, Object, eventually, kubectl, node_name
 
 IMAGE: Final = "registry.local/busybox:1"
 NAMESPACE: Final = "default"
@@ -129,6 +129,21 @@ def clear(api: Api) -> None:
     for pod in all_tenants(api):
         api.delete(f"{PATH}/{pod['metadata']['name']}", 1)
     eventually(lambda: not all_tenants(api), "the end of all tenants")
+
+
+def nodes_in(name: str) -> frozenset[str]:
+    """The names in /dev/vfio of a pod's container."""
+    return frozenset(_in(name, "sh", "-c", "ls /dev/vfio 2>/dev/null || true").split())
+
+
+def variables_in(name: str) -> dict[str, str]:
+    """The variables of a pod's container from which KubeVirt learns its devices."""
+    pairs = (line.partition("=") for line in _in(name, "env").splitlines())
+    return {key: value for key, _, value in pairs if key.startswith(("PCI_RESOURCE_", "MDEV_PCI_RESOURCE_"))}
+
+
+def _in(name: str, *command: str) -> str:
+    return kubectl("exec", "-n", NAMESPACE, name, "--", *command)
 
 
 def told(pod: Object | None) -> str:

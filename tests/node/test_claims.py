@@ -102,7 +102,7 @@ def test_one_claim_of_two_pods(claims: ClaimNode) -> None:
     claims.runs("vm-1", gpu)
     claims.create("vm-2", by_name("shared"), command=IDLE)
     claims.comes_to("vm-2", "Running")
-    assert claims.nodes_in("vm-2") == {"33", "vfio"}
+    assert pods.nodes_in("vm-2") == {"33", "vfio"}
     assert claims.addresses("vm-2") == {"gpu": [gpu]}
     claims.settled({})
     pods.stop(claims.api, "vm-1")
@@ -125,7 +125,7 @@ def test_admin_access_touches_nothing(claims: ClaimNode) -> None:
         claims.create("monitor", from_template("all"), command=IDLE)
         claims.comes_to("monitor", "Running")
     assert sorted(claims.devices_of("monitor")) == [device_name(used), device_name(unused)]
-    assert claims.nodes_in("monitor") == set()
+    assert pods.nodes_in("monitor") == set()
     assert claims.host.drivers() == {used: "vfio-pci", unused: NVIDIA}
     claims.settled({})
     uid = claims.uid_of("monitor")

@@ -1,5 +1,6 @@
 """KubeVirt's reader of a claim's metadata files, by the rules of its own (1.9, pkg/dra/utils.go), and a container
-runtime's part: which files the CDI ids of a claim mount into the container.
+runtime's part: which files the CDI ids of a claim mount into the container. Also its reader of a device plugin's
+variables (pkg/virt-launcher/virtwrap/device/hostdevice: addresspool.go, gpu/hostdev.go).
 
 Written from those rules and not from our writer, so that one mistake is not made twice.
 """
@@ -10,7 +11,7 @@ import glob
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,40 @@ class HostDevice:
 
     kind: str
     address: str
+
+
+class _Pool:
+    """The addresses of the resources of one prefix. One that is taken is nobody's any more."""
+
+    def __init__(self, prefix: str, variables: Mapping[str, str], resources: Iterable[str]) -> None:
+        self._addresses: dict[str, list[str]] = {}
+        for resource in resources:
+            name = f"{prefix}_{resource.upper().replace('/', '_').replace('.', '_')}"
+            if name in variables:
+                value = variables[name].removesuffix(",")
+                self._addresses[resource] = value.split(",") if value else []
+
+    def pop(self, resource: str) -> str | None:
+        """The next address; None if there is none, which is no error yet."""
+        taken = next(iter(self._addresses.get(resource, ())), None)
+        self._addresses = {r: [a for a in left if a != taken] for r, left in self._addresses.items()}
+        return taken
+
+
+def host_devices(variables: Mapping[str, str], gpus: Sequence[str]) -> list[HostDevice]:
+    """The devices of a VM whose `gpus[]` have these resources, by the variables of its container. Raises
+    `NotReadableError`."""
+    kinds = {"pci": "PCI_RESOURCE", "mdev": "MDEV_PCI_RESOURCE"}
+    pools = {kind: _Pool(prefix, variables, gpus) for kind, prefix in kinds.items()}
+    found = [
+        HostDevice(kind, address)
+        for kind, pool in pools.items()
+        for resource in gpus
+        if (address := pool.pop(resource)) is not None
+    ]
+    if len(found) != len(gpus):
+        raise NotReadableError(f"{len(gpus)} GPUs and {len(found)} devices")
+    return found
 
 
 def start_container(cdi_dir: Path, ids: Iterable[str], container: Path) -> tuple[str, ...]:

@@ -537,8 +537,20 @@ def _decide(state: NodeState, call: Call) -> Answer | _Doubted | _Awaited | None
 
 
 def _grant(devices: Sequence[Device]) -> Grant:
-    """Return the grant of a container with these devices; empty for a container without."""
-    return kind_of(devices[0]).grant(devices) if devices else Grant((), ())
+    """Return the grant of a container with these devices; empty for a container without.
+
+    A profile's name may be that of a mediated device and of a vGPU by vendor VFIO. KubeVirt looks a device up by the
+    variable of its kind (pkg/virt-launcher/virtwrap/device/hostdevice/gpu/hostdev.go), so each is in that one alone.
+    """
+    by_variables: dict[tuple[str, ...], list[Device]] = {}
+    for device in devices:
+        variables = tuple([name for name, _ in kind_of(device).grant([device]).envs])
+        by_variables.setdefault(variables, []).append(device)
+    grants = [kind_of(alike[0]).grant(alike) for alike in by_variables.values()]
+    return Grant(
+        envs=tuple([env for grant in grants for env in grant.envs]),
+        nodes=tuple(dict.fromkeys(node for grant in grants for node in grant.nodes)),
+    )
 
 
 def _is_before(state: NodeState, call: Call) -> bool:

@@ -151,4 +151,33 @@ PARTS: Final = (
         '    name = names[0] if names else ""\n',
         f"{_VGPU}::test_lists_that_contradict_each_other_name_nothing",
     ),
+    Mutation(
+        "a mediated device is named by the variable of PCI functions",
+        "core/kinds/mediated_device.py",
+        "env_name(devices[0].resource, MEDIATED_ENV_PREFIX)",
+        "env_name(devices[0].resource)",
+        "tests/core/kinds/test_mediated_device.py::test_allocate_gives_its_own_nodes_and_one_variable",
+    ),
+    Mutation(
+        "a mediated device that is made anew with another type is the same",
+        "core/kinds/mediated_device.py",
+        '        model=_PRINTABLE.sub("?", mediated.type_name)[:_MODEL_CHARS],\n',
+        '        model="",\n',
+        "tests/core/kinds/test_mediated_device.py::test_a_uuid_that_comes_back_with_another_type_is_another_device",
+    ),
+    Mutation(
+        "the parent of a mediated device is given away with it",
+        "core/kinds/mediated_device.py",
+        "        parent=None if mediated.parent is None else device_key(mediated.parent),\n",
+        "        parent=None,\n",
+        "tests/core/kinds/test_mediated_device.py::test_its_parent_is_not_given_to_a_claim",
+    ),
+    Mutation(
+        "all devices of a resource are named by the variable of one kind",
+        "core/deviceplugin/calls.py",
+        "        by_variables.setdefault(variables, []).append(device)\n",
+        "        by_variables.setdefault(variables[:0], []).append(device)\n",
+        "tests/core/kinds/test_kubevirt.py"
+        "::test_a_profile_that_both_kinds_of_vgpu_have_is_one_resource_whose_units_may_be_mixed",
+    ),
 )

@@ -11,7 +11,7 @@ from gpuactors.core.claims.pool import wanted_pool
 from gpuactors.core.claims.progress import CLAIM_TOMBSTONE_S
 from gpuactors.core.events.claims import ActFailed
 from gpuactors.core.events.deviceplugin import AllocateAsked
-from gpuactors.core.events.host import FunctionInspected, HostChanged
+from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned
 from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.reports.snapshot import report
 from gpuactors.core.step import step
@@ -21,7 +21,7 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Grant, Granted, Ready, Refused
 from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, ResourceName, device_key
 from gpuactors.core.values.slices import Attribute, BlockKind, BlockReason, ServerKeeps
-from tests.core.builders import H100, audio, gpu, pre_start_call
+from tests.core.builders import H100, Core, audio, gpu, pre_start_call
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
 PF, VF, VF2, OTHER = "0000:01:00.0", "0000:01:00.4", "0000:01:00.5", "0000:02:00.0"
@@ -394,3 +394,48 @@ def test_one_that_is_removed_while_a_process_has_it_stays_a_virtual_function() -
     assert core.acts == []
     core.changed(replace(held, physical=None, driver=None, vfio_bound=False, presence=8))
     assert core.state.host.functions[PciAddress(VF)].physical is None, "another function came there"
+
+
+LEAVING = replace(gpu(VF, 9, driver=None, has_node=True), unlinked=True)
+"""A virtual function whose removal waits for a process, and whose links are gone."""
+
+
+def test_one_that_is_first_seen_while_its_removal_waits_is_offered_to_nobody() -> None:
+    core = ClaimCore(physical("nvidia", virtual=False), LEAVING, gpu(OTHER, 2))
+    core.enabled[VF] = 1
+    core.pass_time(POLL_S)
+    lists = core.state.published.device_lists
+    assert {entry.key for of_resource in lists.values() for entry in of_resource} == {OTHER}
+    assert causes(core).keys() == {PF, OTHER}
+    assert core.wanted.offer is not None
+    names = {d.name for d in wanted_pool(core.wanted.offer, ServerKeeps.YES).devices}
+    assert names == {"gpu-0000-01-00-0", "gpu-0000-02-00-0"}
+    refused = core.refused(core.prepare(allocated(name("one"), VF)))
+    assert refused.causes == (Cause.PHYSICAL_FUNCTION_NOT_READY,)
+    assert "it is being removed" in refused.reason
+    assert core.acts == []
+
+
+def test_one_that_a_pod_has_is_listed_by_a_daemon_that_starts_while_its_removal_waits() -> None:
+    core = Core(served={OF_VFS: frozenset({"10de:2330"})})
+    core.others[OF_VFS, VF] = "vm-1"
+    core.enabled[VF] = 1
+    core.feed(HostScanned(core.scan, (physical("nvidia", virtual=False), LEAVING, gpu(OTHER, 2))))
+    assert core.device_list(OF_VFS) == {VF: "Unhealthy"}
+    assert core.device_list() == {OTHER: "Healthy"}
+    assert "its unbind or unplug waits" in core.reason(VF, OF_VFS)
+
+
+def test_one_that_was_just_added_is_a_device_when_it_has_its_link() -> None:
+    core = ClaimCore(physical(), replace(LEAVING, driver="vfio-pci", vfio_bound=True))
+    assert causes(core).keys() == {PF}
+    core.changed(virtual())
+    assert core.device_list(OF_VFS) == {VF: "Healthy"}
+
+
+def test_the_removal_of_one_without_its_link_is_a_hint_about_the_card() -> None:
+    core = ClaimCore(physical("vfio-pci"), LEAVING)
+    assert core.device_list()[PF] == "Unhealthy"
+    core.functions[PciAddress(PF)] = physical("vfio-pci", virtual=False)
+    core.unplugged(VF)
+    assert core.device_list() == {PF: "Healthy"}

@@ -153,9 +153,8 @@ def expected(world: World) -> Lists:
             free = HEALTHY if bound and openable else UNHEALTHY
             lists.setdefault(own, {})[key] = NOT_OFFERED if renamed else free
         if key in world.unlinked and world.is_unlinked(key):
-            # A daemon takes it for a whole one: with ids of its own that has the same name.
-            for resource in {own, world.options.names.get(model, own)}:
-                lists.setdefault(resource, {})[key] = ANY
+            # A daemon that has never read its link does not know of which card it is, and lists it only for its pod.
+            lists.setdefault(own, {})[key] = ANY
         if not unsure.isdisjoint({key, *world.tree.group_members(group), *card_of_part(world, key)}):
             lists.setdefault(own, {})[key] = ANY
         if not names and (world.is_taken_for_open(group) or world.is_held_unseen(key)):

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from gpuactors.core.values.inventory import named
 from gpuactors.core.values.model import PciAddress, PciFunction, ResourceName
 from gpuactors.core.values.selector import parse_selector
+from gpuactors.host.group import GroupReader
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
@@ -589,6 +590,28 @@ def test_a_physical_function_that_hangs_or_is_gone_is_told_with_its_virtual_one(
     (alone,) = chosen.inspect(PciAddress(virtual))
     assert alone.physical == "0000:4d:00.3"
     assert chosen.scan() == (alone,)
+
+
+def test_a_virtual_function_without_its_link_is_known_by_the_file_that_only_such_have(tree: HostTree) -> None:
+    tree.plug(replace(GPU, driver="nvidia", total_vfs=1))
+    tree.virtualize(GPU.address, 1, "vfio-pci")
+    (virtual,) = tree.virtual_functions(GPU.address)
+    address = PciAddress(virtual)
+
+    def read() -> dict[str, tuple[PciAddress | None, bool]]:
+        return {f.address: (f.physical, f.unlinked) for f in reader(tree).inspect(address)}
+
+    card = {GPU.address: (None, False)}
+    assert read() == {**card, virtual: (GPU.address, False)}
+    tree.remove_attribute(virtual, "physfn")
+    assert read() == {virtual: (None, True)}
+    (silent,) = (f for f in reader(tree).scan(unanswered={virtual}) if f.address == virtual)
+    assert silent.unlinked, "no attribute is read"
+    group = GroupReader(HostRoot(str(tree.root))).read(address)
+    assert group is not None
+    assert [f.unlinked for f in group.functions] == [True]
+    tree.remove_attribute(virtual, "sriov_vf_msix_count")
+    assert read() == {virtual: (None, False)}, "before Linux 5.13"
 
 
 def test_the_link_to_a_virtual_function_that_was_removed_by_hand_is_none(tree: HostTree) -> None:

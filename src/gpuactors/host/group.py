@@ -28,7 +28,7 @@ from gpuactors.host.root import (
     cdev_node,
     group_node,
 )
-from gpuactors.host.sysfs import VFIO_DRIVERS, has_virtual_functions, presence_of
+from gpuactors.host.sysfs import ONLY_VIRTUAL, VFIO_DRIVERS, has_virtual_functions, presence_of
 
 _CDEV: Final = re.compile(r"vfio[0-9]+")
 _DEPTH: Final = 4
@@ -52,6 +52,8 @@ class GroupFunction(Struct, frozen=True):
     has_virtual_functions: bool
     physical: PciAddress | None
     """See `PciFunction.physical`."""
+    unlinked: bool
+    """See `PciFunction.unlinked`."""
     modalias: str
     """The modalias, `pci:v…`; empty if it cannot be read."""
     interrupts: int = 0
@@ -59,6 +61,11 @@ class GroupFunction(Struct, frozen=True):
     started the device, and none before its first user or after its last one (kernel-open/nvidia/nv.c, nv_start_device
     and nv_shutdown_adapter, as of 595.45). With NVreg_EnableMSI=0 it never has any, with NVreg_GpuInitOnProbe=1
     always."""
+
+    @property
+    def is_virtual(self) -> bool:
+        """See `PciFunction.is_virtual`."""
+        return self.physical is not None or self.unlinked
 
     @property
     def address(self) -> PciAddress:
@@ -134,6 +141,7 @@ class GroupReader:
             class_code=_text(f"{directory}/class").removeprefix("0x"),
             has_virtual_functions=has_virtual_functions(directory),
             physical=PciAddress(physical) if physical is not None and is_pci_address(physical) else None,
+            unlinked=physical is None and os.path.exists(f"{directory}/{ONLY_VIRTUAL}"),
             modalias=self._modalias(directory),
             interrupts=len(names_in(f"{directory}/msi_irqs")),
         )

@@ -42,6 +42,10 @@ from gpuactors.ports.errors import HostError
 VFIO_DRIVERS: Final = frozenset({"vfio-pci", "nvgrace_gpu_vfio_pci"})
 """The vfio drivers known by name; others are recognised by the directory `vfio-dev/` that the kernel makes."""
 
+ONLY_VIRTUAL: Final = "sriov_vf_msix_count"
+"""The file that only SR-IOV virtual functions have, from Linux 5.13 on, with CONFIG_PCI_MSI (drivers/pci/iov.c,
+sriov_vf_attrs_are_visible). It is there as long as the function is; `physfn` comes after it, and goes before it."""
+
 _ID = re.compile(rb"0x([0-9a-f]{4})\n?")
 _CLASS = re.compile(rb"0x([0-9a-f]{6})\n?")
 _VFIO_DEVICE = re.compile(r"vfio[0-9]+")
@@ -335,6 +339,7 @@ class SysfsReader:
         numa_node = directory.numa_node()
         root = pcie_root_of(directory.path)
         physical = directory.link("physfn")
+        unlinked = physical is None and directory.has(ONLY_VIRTUAL)
         has_virtual_functions = directory.has_virtual_functions()
         memory_bytes = directory.memory_bytes()
         iommu_group = self._group(look, group)
@@ -369,6 +374,7 @@ class SysfsReader:
             other_members=iommu_group.other_members,
             direct_region=iommu_group.direct_region,
             vgpu=vgpu,
+            unlinked=unlinked,
         )
 
     def _host_nodes(self, address: PciAddress, directory: Directory, driver: str | None) -> tuple[str, ...]:
@@ -407,6 +413,7 @@ class SysfsReader:
             physical=_address(physical) if physical is not None else None,
             has_virtual_functions=directory.has_virtual_functions(),
             presence=presence_of(directory.path) or 0,
+            unlinked=physical is None and directory.has(ONLY_VIRTUAL),
         )
 
     def _is_without_iommu(self, group: int) -> bool:
@@ -519,6 +526,18 @@ class Directory:
                 self.at_fault(f"{self.path}/{link}", f"cannot be read as a link ({error.strerror})")
             return None
         return encodable(target.rpartition("/")[2])
+
+    def has(self, attribute: str) -> bool:
+        """Return whether the function has the attribute. Raises `HostError` for want of memory."""
+        try:
+            if self._descriptor is None:
+                os.stat(f"{self.path}/{attribute}")
+            else:
+                os.stat(attribute, dir_fd=self._descriptor)
+        except OSError as error:
+            raise_if_short(error, f"{self.path}/{attribute}")
+            return False
+        return True
 
     def has_virtual_functions(self) -> bool:
         """Return whether the function has active virtual functions."""

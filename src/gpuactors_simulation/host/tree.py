@@ -610,6 +610,8 @@ class HostTree:
         if spec.total_vfs:
             write(f"{directory}/sriov_totalvfs", f"{spec.total_vfs}\n")
             write(f"{directory}/sriov_numvfs", "0\n")
+        if plugged.physical is not None:
+            write(f"{directory}/sriov_vf_msix_count", "")  # Linux 5.13 and newer; only for writers
         os.symlink(f"{up}bus/pci", f"{directory}/subsystem")
         os.symlink(f"../../..{plugged.devpath}", f"{self.root}/sys/bus/pci/devices/{spec.address}")
 

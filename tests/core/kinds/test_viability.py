@@ -50,6 +50,9 @@ OF_THE_HOST: Final = {
     "a virtual function in its slot": replace(
         function("10de:2330", "030200", "nvidia", USB), physical=pci_address("0000:01:00.3")
     ),
+    "a virtual function in its slot, without its link": replace(
+        function("10de:2330", "030200", "nvidia", USB), unlinked=True
+    ),
     "a function of its slot that has virtual functions": replace(
         function("10de:2330", "030200", "nvidia", USB), has_virtual_functions=True
     ),

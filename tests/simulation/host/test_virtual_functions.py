@@ -40,6 +40,26 @@ def test_the_links_come_after_add_and_before_change(tree: HostTree) -> None:
     assert at == {f"add pci {FIRST}": (None, None), f"change pci {FIRST}": (PF.address, FIRST)}
 
 
+@pytest.mark.parametrize("silent", [False, True])
+def test_one_file_that_only_they_have_is_there_from_the_first_uevent_to_the_last(
+    tmp_path: Path, silent: bool
+) -> None:
+    tree = HostTree(tmp_path, waits_silently=silent)
+    tree.plug(PF)
+
+    def has_file(address: str) -> bool:
+        return (tree.device_dir(address) / "sriov_vf_msix_count").exists()
+
+    assert not has_file(PF.address)
+    made = tree.virtualize_steps(PF.address, 1, "vfio-pci")
+    assert seen((next(made),)) == [f"add pci {FIRST}"]
+    assert has_file(FIRST)
+    list(made)
+    tree.open_group(72, 4711)
+    tree.virtualize(PF.address, 0)
+    assert (link(tree, FIRST, "physfn"), has_file(FIRST)) == (None, True), "its removal waits"
+
+
 def test_each_is_added_changed_and_bound_before_the_next_one(tree: HostTree) -> None:
     uevents = tree.virtualize(PF.address, 2, "vfio-pci")
     one = [

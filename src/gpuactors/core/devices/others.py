@@ -177,7 +177,7 @@ def _selected(inventory: Inventory) -> list[tuple[DeviceKey, PciFunction]]:
 
 def _on_nvidia(inventory: Inventory) -> list[tuple[DeviceKey, PciFunction]]:
     """Return the GPUs that containers may have by NVIDIA's driver: a virtual function on it is a vGPU."""
-    return [(key, f) for key, f in _selected(inventory) if f.driver == "nvidia" and f.physical is None]
+    return [(key, f) for key, f in _selected(inventory) if f.driver == "nvidia" and not f.is_virtual]
 
 
 def of_ids(inventory: Inventory, vague: Iterable[Named], entries: Mapping[Named, Pod]) -> list[Placement]:

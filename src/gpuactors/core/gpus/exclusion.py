@@ -86,11 +86,11 @@ def not_given(state: NodeState, names: Iterable[str]) -> Reason | None:
             return Reason(Cause.UNKNOWN_ID, _no_device(name))
         if (device := index.present.get(key)) is None:
             return Reason(Cause.GONE, f"{key} is gone from this node")
+        if (never := kind_of(device).never_given(device)) is not None:
+            return _about(key, never)
         if key not in index.devices:
             unselected = f"{key} is no device that is offered here: no selector matches it (--select)"
             return Reason(Cause.NOT_SELECTED, unselected)
-        if (never := kind_of(device).never_given(device)) is not None:
-            return _about(key, never)
     return None
 
 

@@ -145,10 +145,10 @@ def hinted(state: NodeState, event: HostChanged) -> frozenset[InspectedKey]:
 
 def _without_uevent(state: NodeState, address: PciAddress) -> list[PciAddress]:
     """Return the physical function of a hinted virtual one: it has no uevent when its virtual functions go
-    (drivers/pci/iov.c, sriov_disable). An unknown function may belong to any function with virtual ones, and to any
-    that an outstanding inspection may have found with them."""
+    (drivers/pci/iov.c, sriov_disable). A function that is unknown, or has no link to it, may belong to any function
+    with virtual ones, and to any that an outstanding inspection may have found with them."""
     function = state.host.functions.get(address)
-    if function is None:
+    if function is None or (function.physical is None and function.unlinked):
         outstanding = state.host.inspections.functions
         return [a for a, f in state.host.functions.items() if f.has_virtual_functions or a in outstanding]
     return [function.physical] if function.physical is not None else []

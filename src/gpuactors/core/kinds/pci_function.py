@@ -88,7 +88,7 @@ class PciFunctions:
 
     def devices(self, facts: HostFacts) -> Iterable[Device]:
         iommufd = has_iommufd(facts)
-        whole = (function for function in facts.functions.values() if function.physical is None)
+        whole = (function for function in facts.functions.values() if not function.is_virtual)
         return _whole(
             {f.address: (f, members_of(f, facts), facts.selectors, iommufd) for f in whole}
         ).values()

@@ -38,7 +38,7 @@ class Member(Protocol):
     @property
     def vfio_bound(self) -> bool: ...
     @property
-    def physical(self) -> PciAddress | None: ...
+    def is_virtual(self) -> bool: ...
     @property
     def has_virtual_functions(self) -> bool: ...
 
@@ -71,8 +71,8 @@ def is_companion(gpu: Member, other: Member) -> bool:
     """
     return (
         other.address != gpu.address
-        and gpu.physical is None
-        and other.physical is None
+        and not gpu.is_virtual
+        and not other.is_virtual
         and not other.has_virtual_functions
         and slot_of(other.address) == slot_of(gpu.address)
         and other.vendor == gpu.vendor != ""

@@ -42,13 +42,13 @@ class VirtualFunctions(PciFunctions):
             {
                 address: (
                     function,
-                    facts.functions.get(physical),
+                    None if function.physical is None else facts.functions.get(function.physical),
                     members_of(function, facts),
                     facts.selectors,
                     iommufd,
                 )
                 for address, function in facts.functions.items()
-                if (physical := function.physical) is not None
+                if function.is_virtual
             }
         ).values()
 
@@ -93,8 +93,13 @@ def _virtual(inputs: _Inputs) -> Device:
         resource=named_virtual(function, physical),
         iommufd=iommufd,
     )
-    # NVIDIA's driver registers it with vfio before it has a type, and a card has dozens of these.
-    return replace(device, has_backing=device.has_backing and function.driver != _NVIDIA)
+    return replace(
+        device,
+        # Without its link nothing says of which card it is, nor, where that has the same ids, of which resource.
+        is_selected=device.is_selected and function.physical is not None,
+        # NVIDIA's driver registers it with vfio before it has a type, and a card has dozens of these.
+        has_backing=device.has_backing and function.driver != _NVIDIA,
+    )
 
 
 VIRTUAL_FUNCTION: Final[Kind] = VirtualFunctions()
@@ -118,6 +123,12 @@ def without_physical(device: Device) -> Reason | None:
     Kata can.
     """
     function, *known = device.units
+    if function.physical is None:
+        return Reason(
+            Cause.PHYSICAL_FUNCTION_NOT_READY,
+            "a virtual function without a link to its physical one (physfn), as it is being removed or was just added: "
+            "its removal waits in the kernel until no process has it open",
+        )
     if not known:
         return Reason(
             Cause.PHYSICAL_FUNCTION_NOT_READY,

@@ -234,7 +234,7 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.PHYSICAL_FUNCTION_NOT_READY: Meaning(
         UNHEALTHY,
-        "It is a virtual function whose physical function is on no driver, or cannot be read.",
+        "It is a virtual function whose physical function is on no driver, cannot be read, or is not known.",
         "Bind the physical function to its host's driver; see the message for what cannot be read.",
     ),
     Cause.MEDIATED_DEVICES: Meaning(

@@ -133,6 +133,14 @@ class PciFunction(Struct, frozen=True, gc=False):
     """A region that firmware reserves one to one for a member of its group, `0xa0 to 0xaf`; empty if there is none."""
     vgpu: VendorVgpu | None = None
     """The vGPU facts of a virtual function on NVIDIA's driver; None for any other function."""
+    unlinked: bool = False
+    """True if it is an SR-IOV virtual function without a link to its physical one: it was just added, or its removal
+    waits for a process that has it open. Always False before Linux 5.13."""
+
+    @property
+    def is_virtual(self) -> bool:
+        """True for an SR-IOV virtual function."""
+        return self.physical is not None or self.unlinked
 
     @property
     def is_nvswitch(self) -> bool:

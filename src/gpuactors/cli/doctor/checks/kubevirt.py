@@ -56,7 +56,7 @@ def permitted(facts: Facts) -> Needed:
         PermittedDevice(named(f), f"{f.vendor}:{f.device}".upper(), is_external=True)
         for f in facts.devices.functions
         if is_selected(facts.config.selectors, f)
-        and f.physical is None
+        and not f.is_virtual
         and not f.has_virtual_functions
         and f.address not in divided
     }

@@ -24,6 +24,7 @@ from tests.support import claims, dra_grpcio
 from tests.support.claims import DRIVER, NODE, Api, device_of, get_info, plugin_of, write_kubeconfig
 from tests.support.patience import patient
 from tests.vm.guest.daemon import START_TIMEOUT_S, DaemonProcess
+from tests.vm.guest.mdev import Mediated
 from tests.vm.guest.node import SLACK_S
 from tests.vm.guest.pod import KUBELET_DIR as IN_POD
 from tests.vm.guest.pod import MakePod, Pod, PodMount, base_pod, dra_pod
@@ -81,6 +82,9 @@ ACT_WITHIN_S: Final = patient(15.0)
 whose start is dear under emulation."""
 
 ANSWER_WITHIN_S: Final = limits.CLAIM_ANSWER_S + SLACK_S
+
+KUBEVIRT_READS: Final = "metadata.resource.k8s.io/v1alpha1"
+"""The only version of the metadata file that KubeVirt 1.9 reads (pkg/dra/utils.go)."""
 
 GET_INFO_WITHIN_S: Final = patient(dra_grpcio.GET_INFO_S)
 """Kubelet's own deadline of 1 s, longer where the machine is slower."""
@@ -316,6 +320,21 @@ class Cluster:
                 found[uid] = [node["path"] for node in edits.get("deviceNodes", ())]
         return found
 
+    def function_of(self, uid: str) -> Function | Mediated:
+        """What the claim's metadata file has for a virtual machine, by KubeVirt's rules (pkg/dra/utils.go): one request
+        with one device, `mdevUUID` before `pciBusID`."""
+        file = CDI_DIR / f"{DRIVER}-metadata_{uid}.json"
+        (mounted,) = json.loads(file.read_text(encoding="utf-8"))["devices"]
+        (mount,) = mounted["containerEdits"]["mounts"]
+        documents = _stream(Path(mount["hostPath"]).read_text(encoding="utf-8"))
+        (document,) = (found for found in documents if found["apiVersion"] == KUBEVIRT_READS)
+        (request,) = document["requests"]
+        (device,) = request["devices"]
+        attributes = device["attributes"]
+        if (uuid := attributes.get("mdevUUID")) is not None:
+            return Mediated(uuid["string"])
+        return Function(attributes["resource.kubernetes.io/pciBusID"]["string"])
+
     def check_cdi(self, uid: str, function: Function) -> None:
         """The claim's CDI file names the nodes by which a virtual machine has the function, and they are there."""
         paths = self.named[uid]
@@ -372,6 +391,16 @@ def under_way(call: Callable[..., Any], *args: Any) -> Call:
 def failed_as(daemon: DaemonProcess, sentence: str) -> bool:
     """Whether the daemon has given this as the reason why an act failed."""
     return any(sentence in str(line["reason"]) for line in daemon.said("claim.act_failed"))
+
+
+def _stream(text: str) -> list[dict[str, Any]]:
+    """The JSON objects that follow one another."""
+    decoder, found, rest = json.JSONDecoder(), [], text.lstrip()
+    while rest:
+        document, end = decoder.raw_decode(rest)
+        found.append(document)
+        rest = rest[end:].lstrip()
+    return found
 
 
 def _since_ms(began: float) -> float:

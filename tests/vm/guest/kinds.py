@@ -13,10 +13,12 @@ from typing import Any, Final
 import grpc
 
 from tests.support.claims import device_of, prepare
+from tests.support.kubelet_grpcio import HEALTHY, UNHEALTHY
 from tests.support.patience import patient
 from tests.vm.guest.claims import Cluster, under_way
 from tests.vm.guest.daemon import DaemonProcess
 from tests.vm.guest.node import KUBELET_DIR, NAMED_WITHIN_S, SLACK_S, Node, last_reason
+from tests.vm.guest.qemu import Qemu
 from tests.vm.guest.runner import Guest, eventually
 
 POD: Final = "vm-1"
@@ -64,6 +66,14 @@ class Scene:
             f"the device lists {wanted}",
         )
 
+    def wait_health(self, key: str, health: str) -> None:
+        """Wait until it is listed with that health, whatever else is listed. Raises TimeoutError."""
+        self.node.kubelet.wait_for(
+            lambda lists: [found[key] for found in lists.values() if key in found] == [health],
+            SLACK_S,
+            f"{key} {health}",
+        )
+
     def wait_reason(self, key: str, part: str) -> None:
         """Wait until the log says that of the device's health. Raises TimeoutError."""
         eventually(
@@ -88,6 +98,31 @@ class Scene:
             raise AssertionError(f"{key} was given away, which somebody has or nobody may have")
         assert refusal.code() is grpc.StatusCode.FAILED_PRECONDITION, refusal
         return str(refusal.details())
+
+    def claimed_in_qemu(self, key: str) -> None:
+        """A claim of it is prepared, and a real QEMU starts from what the claim's files say: the nodes of the CDI file,
+        and no other, and the function of the metadata file. Meanwhile no other claim and no pod gets it, which we say.
+        It is unprepared, and no file is left."""
+        step, cluster = self.guest.step, self.cluster
+        uid = cluster.api.claim("vm", key)
+        with step("claimed: its files have its nodes and its function"):
+            cluster.prepared(self.plugin, "vm", uid)
+            function = cluster.function_of(uid)
+            assert set(cluster.named[uid]) == {str(function.group_node), "/dev/vfio/vfio"}, cluster.named
+            self.wait_health(key, UNHEALTHY)
+            self.wait_reason(key, "claim default/vm")
+        errors = self.guest.artifacts / "qemu-claim.log"
+        with Qemu.start(function, errors, nodes=cluster.named[uid]) as vm:
+            with step("a real QEMU starts from what the claim's files say"):
+                vm.wait_taken()
+            with step("nobody gets it a second time: not by a claim, not by Allocate"):
+                self.not_claimed("beside", key, "claim default/vm")
+                assert "claim default/vm" in self.not_allocated(key)
+                assert vm.process.poll() is None
+        with step("unprepared: no file is left"):
+            cluster.unprepared(self.plugin, "vm", uid)
+            assert cluster.files == [], cluster.files
+            self.wait_health(key, HEALTHY)
 
     def not_claimed(self, name: str, key: str, part: str) -> None:
         """A claim of it waits or is refused, with a reason that says `part`, and is given up. Raises TimeoutError."""

@@ -7,8 +7,10 @@ instruction. Must not decide what a scenario makes of it.
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Final
 
 from tests.support.patience import patient
 from tests.vm.guest.mdev import Mediated
-from tests.vm.guest.sysfs import Function
+from tests.vm.guest.sysfs import DEV_VFIO, Function
 from tests.vm.qemu_root import starter
 
 PROGRAM: Final = starter(Path("/run/qemu"))
@@ -56,12 +58,16 @@ class Qemu:
     errors: Path
 
     @classmethod
-    def start(cls, function: Function | Mediated, errors: Path) -> Qemu:
-        """Start it with `function`; what it says goes to the file `errors`."""
+    def start(
+        cls, function: Function | Mediated, errors: Path, *, nodes: Iterable[str] | None = None
+    ) -> Qemu:
+        """Start it with `function`; what it says goes to the file `errors`. With `nodes` it has these alone of what is
+        in `/dev/vfio`, as in a container."""
         started_ns = time.monotonic_ns()
         with errors.open("wb") as stream:
             process = subprocess.Popen(
                 [
+                    *(() if nodes is None else _in_container(nodes)),
                     str(PROGRAM),
                     *("-machine", "q35", "-accel", "tcg", "-m", f"{MEMORY_MIB}M", "-S"),
                     *("-nodefaults", "-no-user-config", "-display", "none"),
@@ -135,3 +141,13 @@ class Qemu:
             with suppress(FileNotFoundError):  # closed meanwhile
                 found.append(os.readlink(directory / entry))
         return found
+
+
+def _in_container(nodes: Iterable[str]) -> tuple[str, ...]:
+    """What starts the program behind it in mounts of its own, as the same process."""
+    made = []
+    for node in nodes:
+        number = os.stat(node).st_rdev
+        made.append(f"mknod {shlex.quote(node)} c {os.major(number)} {os.minor(number)}")
+    script = " && ".join((f"/run/busybox mount -t tmpfs tmpfs {DEV_VFIO}", *made, 'exec "$0" "$@"'))
+    return ("unshare", "--mount", "sh", "-c", script)

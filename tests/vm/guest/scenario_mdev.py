@@ -1,8 +1,8 @@
 """Mediated devices: made late, given away by both APIs, removed while a virtual machine has one, and made anew of
 another type under the same UUID.
 
-The kernel's sample driver mtty plays the vGPU driver; its devices have no PCI parent. A real QEMU gets what Allocate
-says. While its pod is there, its UUID is that pod's, whatever device has it by then.
+The kernel's sample driver mtty plays the vGPU driver; its devices have no PCI parent. A real QEMU gets what a claim's
+files say, and what Allocate says. While its pod is there, its UUID is that pod's, whatever device has it by then.
 """
 
 from __future__ import annotations
@@ -46,24 +46,11 @@ def run(guest: Guest) -> None:
             DEVICE.create(ONE_PORT)
             scene.wait_lists({SINGLE: {KEY: HEALTHY}}, SLACK_S)
             scene.wait_offered({KEY: ""})
-        _claimed(scene)
+        scene.claimed_in_qemu(KEY)
+        assert DEVICE.type_id == ONE_PORT
         with _allocated(scene) as vm:
             _removed_while_held(scene, vm)
         _made_anew(scene)
-
-
-def _claimed(scene: Scene) -> None:
-    with scene.guest.step("claimed: the CDI file has its nodes, and nothing of the device is changed"):
-        uid = scene.cluster.api.claim("vm", KEY)
-        scene.cluster.prepared(scene.plugin, "vm", uid)
-        assert set(scene.cluster.named[uid]) == {str(DEVICE.group_node), "/dev/vfio/vfio"}, (
-            scene.cluster.named
-        )
-        scene.node.wait({KEY: UNHEALTHY}, SLACK_S)
-        scene.cluster.unprepared(scene.plugin, "vm", uid)
-        assert DEVICE.type_id == ONE_PORT
-        assert scene.cluster.files == [], scene.cluster.files
-        scene.node.wait({KEY: HEALTHY}, SLACK_S)
 
 
 def _allocated(scene: Scene) -> Qemu:

@@ -1,5 +1,5 @@
 """vGPUs by vendor VFIO: virtual functions that an administrator gives a type, one resource for each profile, given away
-by both APIs; a type that is changed under a pod.
+by both APIs, each with a real QEMU; a type that is changed under a pod.
 
 Virtual functions of QEMU's igb play them, on the stand-in for NVIDIA's driver (modules/vgpu_standin.c): a vfio driver
 that is not vfio-pci, whose types have no uevent. Both shapes of its list of types are read. The daemon never binds,
@@ -18,22 +18,19 @@ from tests.support.patience import patient
 from tests.vm.guest.kinds import POD, Scene
 from tests.vm.guest.node import SLACK_S
 from tests.vm.guest.qemu import Qemu
-from tests.vm.guest.runner import Guest, eventually
-from tests.vm.guest.sriov import PhysicalFunction
-from tests.vm.guest.sysfs import Function, function_behind, write
+from tests.vm.guest.runner import Guest
+from tests.vm.guest.sriov import IGB, PhysicalFunction
+from tests.vm.guest.sysfs import Function, write
 from tests.vm.kernels import BUILT_MODULES, SRIOV
-from tests.vm.machine import VFIO_MODULES, Machine, PciFunction
+from tests.vm.machine import VFIO_MODULES, Machine
 
-CARD_DRIVER: Final = "igb"
 DRIVER: Final = "nvidia"
-
-CARD: Final = PciFunction("card", "igb", "rp1", properties=("romfile=",))
 
 MACHINE: Final = Machine(
     ports=("rp1",),
-    functions=(CARD,),
+    functions=(IGB,),
     needs=frozenset({SRIOV, BUILT_MODULES}),
-    modules=(*VFIO_MODULES, CARD_DRIVER, "vgpu_standin"),
+    modules=(*VFIO_MODULES, IGB.model, "vgpu_standin"),
     memory_mib=1536,
     scenario_timeout_s=420.0,
 )
@@ -56,8 +53,7 @@ LEFT_WITHIN_S: Final = limits.LEDGER_S + SLACK_S
 
 def run(guest: Guest) -> None:
     """One daemon."""
-    card = PhysicalFunction(function_behind(guest.machine, CARD.port))
-    eventually("the card's driver", lambda: card.function.driver == CARD_DRIVER, timeout_s=SLACK_S)
+    card = PhysicalFunction.booted(guest.machine, IGB)
     card.autoprobe(False)
     with Scene.running(guest, SELECTOR) as scene:
         with guest.step("two virtual functions on the vendor's driver, without a type: nobody gets them"):
@@ -67,6 +63,8 @@ def run(guest: Guest) -> None:
                 function.probe()
             assert [function.driver for function in (first, second)] == [DRIVER] * 2
         _typed(scene, first, second)
+        scene.claimed_in_qemu(first.address)
+        assert (first.driver, _type_of(first)) == (DRIVER, SMALL)
         with _allocated(scene, first) as vm:
             with guest.step("its type is not changed while QEMU has it (the driver's rule)"):
                 assert _errno_of_type(first, LARGE) == errno.EBUSY
@@ -91,12 +89,6 @@ def _typed(scene: Scene, first: Function, second: Function) -> None:
 def _allocated(scene: Scene, function: Function) -> Qemu:
     """A pod's virtual machine has it, by what Allocate says. Nobody gets it a second time."""
     guest = scene.guest
-    with guest.step("claimed and unprepared: the CDI file has its nodes, and its driver and type stay"):
-        uid = scene.cluster.api.claim("vm", function.address)
-        scene.cluster.prepared(scene.plugin, "vm", uid)
-        scene.cluster.check_cdi(uid, function)
-        scene.cluster.unprepared(scene.plugin, "vm", uid)
-        assert (function.driver, _type_of(function)) == (DRIVER, SMALL)
     with guest.step("allocated: a real QEMU starts with the function of the answer"):
         answer = scene.node.kubelet.allocate(scene.resource_of(function.address), [function.address], pod=POD)
         assert {device.host_path for device in answer.devices} == function.nodes

@@ -61,7 +61,7 @@ PARTS: Final = (
     Mutation(
         "a virtual function in a GPU's slot is bound as its companion",
         "core/kinds/viability.py",
-        "        and other.physical is None\n",
+        "        and not other.is_virtual\n",
         "",
         _COMPANION,
     ),

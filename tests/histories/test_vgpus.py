@@ -65,6 +65,9 @@ HISTORIES: Final = {
     "SR-IOV is switched off under a pod that has a vGPU": (
         f"{ON}@4+3; {TYPED}@4+11; {VGPU_POD}+3; SR-IOV is switched off@4+3; a pod ends+3; {ON}@4+3; {TYPED}@4+11"
     ),
+    "the unbind of a vGPU waits for the pod that was given it when it had another type": (
+        f"{ON}@4; {VGPU_POD}@225; {TYPED}@70+0.3; SR-IOV is switched off@4"
+    ),
     "the driver of the card goes while the unbind of a virtual function waits, and a daemon starts": (
         "SR-IOV is switched on@4+3; an external process opens a virtual function@4; a virtual function is unbound@4; "
         "unbind@4; a daemon crashes; a daemon starts+3"

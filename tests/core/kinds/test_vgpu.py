@@ -24,6 +24,7 @@ from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Grant, Granted, Ready, Refused
 from gpuactors.core.values.model import (
     DeviceId,
+    Health,
     Holder,
     PciAddress,
     PciFunction,
@@ -220,6 +221,21 @@ def test_one_whose_unbind_may_wait_stays_in_its_list_until_a_poll_has_seen_its_g
     core.enabled[VF] = 0
     core.pass_time(POLL_S)
     assert lists(core) == {ONE: {SECOND: "Healthy"}}
+
+
+def test_one_whose_unbind_waits_for_its_pod_says_so_in_the_pods_resource(core: Recorded) -> None:
+    """The pod's resource has lost it: it has no type without NVIDIA's driver. To bind it would wait as well."""
+    assert isinstance(allocate(core, VF), Granted)
+    core.pass_time(GRANT_GRACE_S + LEDGER_S)
+    core.others[ONE, VF] = "vm-1"
+    core.enabled[VF] = 1
+    core.pass_time(40)
+    core.changed(replace(vf(None, driver=""), driver=None, vfio_bound=False))
+    core.pass_time(POLL_S)
+    (entry,) = [e for e in core.state.published.device_lists[ONE] if e.key == VF]
+    assert (entry.health, entry.cause) == (Health.UNHEALTHY, Cause.UNBINDING)
+    assert "bind it" not in entry.reason
+    assert "end the process that has /dev/vfio/" in entry.reason
 
 
 def test_one_that_nobody_had_open_leaves_its_list_and_makes_no_other(core: Recorded) -> None:

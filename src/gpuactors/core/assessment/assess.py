@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gpuactors.core.assessment.blockers import blocker_of, is_unbinding, unbinding
+from gpuactors.core.assessment.blockers import blocker_of, is_unbinding, unbinding_under
 from gpuactors.core.assessment.holding import holding_of
 from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.values.cause import Cause
@@ -54,7 +54,7 @@ def _decided(
         if device.has_backing:
             return Health.HEALTHY, holding.reason
         if is_unbinding(device, inputs.use):
-            return Health.UNHEALTHY, unbinding(device, holding)
+            return Health.UNHEALTHY, unbinding_under(device, holding)
         not_backed = kind_of(device).not_backed(device)
         return Health.UNHEALTHY, replace(
             not_backed, message=f"{holding.reason.message}, but {not_backed.message}"

@@ -23,15 +23,19 @@ def is_unbinding(device: Device, use: Observed | None) -> bool:
     return device.may_be_unbinding and use is not None and any(u.address in use.open for u in device.units)
 
 
-def unbinding(device: Device, holding: Holding | None) -> Reason:
-    """Return the reason of a waiting unbind, with the process that it waits for and the remedy. Binding the device is
-    no remedy: that would wait as well."""
-    held = holding.reason.message if holding is not None else "free"
+def unbinding(device: Device) -> Reason:
+    """Return the reason of a waiting unbind, with the remedy. Binding the device is none: that would wait as well."""
     return Reason(
         Cause.UNBINDING,
-        f"{held}; its unbind or unplug waits in the kernel until no process has it open: "
+        "its unbind or unplug waits in the kernel until no process has it open: "
         f"end the process that has /dev/vfio/{device.group} open; nothing can be bound to it before",
     )
+
+
+def unbinding_under(device: Device, holding: Holding | None) -> Reason:
+    """Return the same with the process that it waits for."""
+    held, why = holding.reason.message if holding is not None else "free", unbinding(device)
+    return Reason(why.cause, f"{held}; {why.message}")
 
 
 def blocker_of(device: Device, holding: Holding | None, use: Observed | None) -> Reason | None:
@@ -39,5 +43,5 @@ def blocker_of(device: Device, holding: Holding | None, use: Observed | None) ->
     if device.fault is not None:
         return Reason(Cause.UNREADABLE, device.fault)
     if is_unbinding(device, use):
-        return unbinding(device, holding)
+        return unbinding_under(device, holding)
     return kind_of(device).blocker(device, use)

@@ -18,8 +18,10 @@ from itertools import filterfalse
 
 from msgspec.structs import replace
 
+from gpuactors.core.assessment.blockers import is_unbinding, unbinding
 from gpuactors.core.devices.index import Index
 from gpuactors.core.host.inspections import ask_inspections
+from gpuactors.core.host.usage import use_of
 from gpuactors.core.kinds.presence import GONE, another
 from gpuactors.core.kinds.table import is_key, kind_of
 from gpuactors.core.state import NodeState
@@ -227,6 +229,8 @@ def not_listed(state: NodeState, resource: ResourceName, key: DeviceKey) -> Reas
         return GONE
     if device.unnamed:
         return kind_of(device).not_backed(device)
+    if is_unbinding(device, use_of(state, device)):
+        return unbinding(device)
     if device.has_backing and device.resource == resource:
         return Reason(Cause.NOT_SELECTED, "no selector matches it any more (--select)")
     if device.has_backing and device.model not in state.published.served.get(resource, ()):

@@ -25,7 +25,7 @@ from gpuactors.control.view import (
 )
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.host.usage import last_poll, use_of
-from gpuactors.core.kinds.presence import GONE
+from gpuactors.core.kinds.presence import gone
 from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
 from gpuactors.core.reports.snapshot import DeviceReport, registered, report
@@ -231,8 +231,8 @@ def _gone(
         model=None,
         resource=resource,
         health=str(entry.health) if entry is not None else NOT_LISTED,
-        cause=str(entry.cause if entry is not None else GONE.cause),
-        reason=entry.reason if entry is not None else GONE.message,
+        cause=str(entry.cause if entry is not None else Cause.GONE),
+        reason=entry.reason if entry is not None else gone(device).message,
         owner=owner,
         holders=(),
         history=_changes(history, at),

@@ -263,6 +263,7 @@ def test_one_that_is_removed_leaves_the_list_and_stays_while_a_pod_has_it(core: 
     have(core)
     core.removed(UUID)
     assert core.device_list(A10_24Q) == {UUID: "Unhealthy"}
+    assert core.reason(UUID, A10_24Q).endswith(", but the mediated device is gone from this node")
     del core.others[A10_24Q, UUID]
     core.pass_time(40)
     assert {a.key for a in core.state.published.device_lists.get(A10_24Q, ())} == set()

@@ -43,7 +43,7 @@ from gpuactors.core.deviceplugin.choice import Search
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.host import asking, inspections, schedule
 from gpuactors.core.host.usage import last_poll, use_of
-from gpuactors.core.kinds.presence import GONE, changed
+from gpuactors.core.kinds.presence import changed, gone
 from gpuactors.core.kinds.table import is_key, kind_of
 from gpuactors.core.ledger.books import admitted_by, has_kept
 from gpuactors.core.ledger.identity import address_of, not_listed
@@ -574,7 +574,7 @@ def _blocker(
             return _about(key, change)
     if DeviceId(key) not in by_id:
         device = state.index.present.get(key)
-        return _about(key, GONE if device is None else kind_of(device).not_backed(device))
+        return _about(key, gone(key) if device is None else kind_of(device).not_backed(device))
     blocker = state.assessments[by_id[DeviceId(key)].key].blocker
     return _about(key, blocker) if blocker is not None else None
 

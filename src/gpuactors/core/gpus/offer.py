@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.gpus.exclusion import switches_in_the_way
 from gpuactors.core.kinds.kind import Act
+from gpuactors.core.kinds.presence import gone
 from gpuactors.core.kinds.table import kind_of, slice_name
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimSettings, gpus_of
@@ -219,7 +220,7 @@ def _health(inputs: _Inputs) -> DeviceHealth:
     """Return the health that kubelet shows in the status of the pod that has the device. A device in use is healthy."""
     pool, name, fault = inputs.pool, slice_name(inputs.key), None
     if not inputs.is_there:
-        return DeviceHealth(pool, name, DraHealth.UNHEALTHY, "the PCI function is gone from this node")
+        return DeviceHealth(pool, name, DraHealth.UNHEALTHY, gone(inputs.key).message)
     if inputs.device is not None and inputs.assessment is not None:
         fault = _fault(inputs.device, inputs.assessment, inputs.switches, is_placed=inputs.is_placed)
     if fault is not None:

@@ -10,18 +10,22 @@ from typing import Final
 
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import BoundFunction
-from gpuactors.core.values.model import PciFunction
+from gpuactors.core.values.model import PciFunction, is_pci_address
 from gpuactors.core.values.status import Reason
 
 NO_GPU_HERE: Final = "this node has no GPU to offer, as no PCI function matches the selectors"
 
-GONE: Final = Reason(Cause.GONE, "the PCI function is gone from this node")
+
+def gone(key: str) -> Reason:
+    """Return that a device of this key is gone."""
+    what = "PCI function" if is_pci_address(key) else "mediated device"
+    return Reason(Cause.GONE, f"the {what} is gone from this node")
 
 
 def changed(seen: PciFunction, now: PciFunction | None) -> Reason | None:
     """Return why a function is no longer the one that was `seen` when a call came; None if it is."""
     if now is None:
-        return GONE
+        return gone(seen.address)
     if now.fault is not None and not (now.vendor and now.device):
         return Reason(Cause.UNREADABLE, now.fault)
     if (now.vendor, now.device) != (seen.vendor, seen.device):

@@ -22,7 +22,7 @@ from gpuactors.core.assessment.blockers import is_unbinding, unbinding
 from gpuactors.core.devices.index import Index
 from gpuactors.core.host.inspections import ask_inspections
 from gpuactors.core.host.usage import use_of
-from gpuactors.core.kinds.presence import GONE, another
+from gpuactors.core.kinds.presence import another, gone
 from gpuactors.core.kinds.table import is_key, kind_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
@@ -226,7 +226,7 @@ def not_listed(state: NodeState, resource: ResourceName, key: DeviceKey) -> Reas
     """Return why a device, if it is there, does not belong to a resource."""
     device = state.index.present.get(key)
     if device is None:
-        return GONE
+        return gone(key)
     if device.unnamed:
         return kind_of(device).not_backed(device)
     if is_unbinding(device, use_of(state, device)):

@@ -510,6 +510,25 @@ def test_whatever_is_planned_nothing_is_written_to_another_slot(
     assert node.written == []
 
 
+@pytest.mark.parametrize(
+    ("group", "other"), [(60, CARD), (61, BESIDE)], ids=["its physical function", "a sibling"]
+)
+def test_whatever_is_planned_the_act_of_a_virtual_function_writes_to_no_other(
+    node: Node, group: int, other: PciAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are in its slot."""
+    virtualized(node, None, group, group)
+    monkeypatch.setattr("gpuactors.acts.driver.with_companions", lambda gpu, group: tuple(group))
+    firsts = (
+        OriginalDriver(VIRTUAL, None),
+        OriginalDriver(BESIDE, None),
+        OriginalDriver(CARD, "nvidia"),
+    )
+    with pytest.raises(ActError, match=f"{other} is not in the slot of {VIRTUAL}, or one of them is"):
+        node.bring(Target.VFIO, firsts, VIRTUAL)
+    assert node.written == []
+
+
 def test_two_gpus_of_one_group_go_to_vfio_for_one_claim(node: Node) -> None:
     node.kernel.plug(PciSpec(DISK, "10de", "2330", "030200", 51, driver="nvidia"))
     firsts = (*FIRSTS, OriginalDriver(DISK, "nvidia"))

@@ -74,9 +74,16 @@ GROUPS: Final = (
     Mutation(
         "the last guard lets an act write to the whole group",
         "acts/driver.py",
-        "            if not task.may_write_to(address):\n",
-        "            if not (address in task.noted or task.may_write_to(address)):\n",
+        "        if others := plan.written_to - task.may_write_to(group):\n",
+        "        if others := plan.written_to - task.may_write_to(group) - task.noted.keys():\n",
         f"{_ACT}::test_whatever_is_planned_nothing_is_written_to_another_slot",
+    ),
+    Mutation(
+        "the last guard lets the act of a virtual function write to another one",
+        "acts/driver.py",
+        "or (slot_of(f.address) in slots and not f.is_virtual)\n",
+        "or slot_of(f.address) in map(slot_of, self.devices)\n",
+        f"{_ACT}::test_whatever_is_planned_the_act_of_a_virtual_function_writes_to_no_other",
     ),
     Mutation(
         "only the first region of a group is looked at",

@@ -134,9 +134,19 @@ class _Task(Struct, frozen=True):
         }
         return [f for f in group.functions if f.address in own or self._was_bound(f.address)]
 
-    def may_write_to(self, address: PciAddress) -> bool:
-        """Return whether it is in the slot of one of the GPUs: the last guard, whatever was planned."""
-        return self._was_bound(address) or slot_of(address) in map(slot_of, self.devices)
+    def may_write_to(self, group: Group) -> frozenset[PciAddress]:
+        """Return the functions of the group that may be written to: the last guard, whatever was planned. A GPU's slot
+        is its own, without virtual functions; a virtual function is alone."""
+        slots = {
+            slot_of(f.address) for f in group.functions if f.address in self.devices and not f.is_virtual
+        }
+        return frozenset(
+            f.address
+            for f in group.functions
+            if f.address in self.devices
+            or self._was_bound(f.address)
+            or (slot_of(f.address) in slots and not f.is_virtual)
+        )
 
     def _was_bound(self, address: PciAddress) -> bool:
         return address in self.noted and self.noted[address].was_bound
@@ -329,13 +339,12 @@ class SysfsBinder:
                 plan = await self._run_blocking(lambda: self._to_vfio(functions, task.noted))
             case Target.ORIGINAL_DRIVER:
                 plan = await self._run_blocking(lambda: self._to_first(functions[::-1], task.noted))
-        for address in plan.written_to:
-            if not task.may_write_to(address):
-                raise ActError(
-                    ActFault.NOT_VIABLE,
-                    f"{address} is not in the slot of {task.device}, so nothing was written: this is a bug in "
-                    "gpuactors, report it with the journal",
-                )
+        if others := plan.written_to - task.may_write_to(group):
+            raise ActError(
+                ActFault.NOT_VIABLE,
+                f"{min(others)} is not in the slot of {task.device}, or one of them is a virtual function, so nothing "
+                "was written: this is a bug in gpuactors, report it with the journal",
+            )
         return plan
 
     def _to_vfio(self, functions: list[GroupFunction], noted: Mapping[PciAddress, OriginalDriver]) -> _Plan:

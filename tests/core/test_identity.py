@@ -488,7 +488,8 @@ def test_a_name_kept_without_the_model_that_it_is_now_is_believed_of_that() -> N
 
 def test_a_card_whose_ids_cannot_be_read_at_the_start_is_judged_when_they_can_be() -> None:
     core = Core(settings=ONLY_B, served=WAS_SERVED)
-    core.ledger, core.unselected = {A: "vm"}, {A: replace(swapped(A), device="")}
+    unread = replace(swapped(A), device="", fault=f"{A}: …/device cannot be read (Input/output error)")
+    core.ledger, core.unselected = {A: "vm"}, {A: unread}
     core.feed(HostScanned(1, (gpu(B),)))
     assert core.device_list() == {A: "Healthy", B: "Healthy"}
     core.unselected = {A: swapped(A)}

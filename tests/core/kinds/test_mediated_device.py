@@ -269,6 +269,20 @@ def test_one_that_is_removed_leaves_the_list_and_stays_while_a_pod_has_it(core: 
     assert {a.key for a in core.state.published.device_lists.get(A10_24Q, ())} == set()
 
 
+def test_one_that_comes_back_is_not_started_before_its_type_is_known(core: Recorded) -> None:
+    """The kernel links its type after the last uevent, and it may be another one."""
+    assert isinstance(allocate(core, UUID), Granted)
+    have(core)
+    start = PreStartAsked(core.token(), A10_24Q, (DeviceId(UUID),))
+    core.mediated[UUID] = replace(mdev(presence=2, profile=""), type_id=None)
+    (answer,) = core.answers(start)
+    assert isinstance(answer, Refused)
+    assert answer.reason == f"{UUID}: its type is not known yet"
+    core.mediated[UUID] = mdev(presence=2)
+    core.pass_time(UNSETTLED_INSPECTIONS_S[0])
+    assert core.answers(replace(start, token=core.token())) == [Ready()]
+
+
 def test_a_uuid_that_comes_back_with_another_type_is_another_device(core: Recorded) -> None:
     have(core)
     assert core.device_list(A10_24Q)[UUID] == "Healthy"

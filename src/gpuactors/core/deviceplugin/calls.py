@@ -43,7 +43,7 @@ from gpuactors.core.deviceplugin.choice import Search
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.host import asking, inspections, schedule
 from gpuactors.core.host.usage import last_poll, use_of
-from gpuactors.core.kinds.presence import changed, gone
+from gpuactors.core.kinds.presence import changed
 from gpuactors.core.kinds.table import is_key, kind_of
 from gpuactors.core.ledger.books import admitted_by, has_kept
 from gpuactors.core.ledger.identity import address_of, not_listed
@@ -507,7 +507,11 @@ class _Awaited(Struct, frozen=True, gc=False):
 def _decide(state: NodeState, call: Call) -> Answer | _Doubted | _Awaited | None:
     """Return the answer; None if the call waits: for a release, or to learn whether the holder belongs to a pod."""
     by_id = devices_by_id(state, call.resource)
-    blockers = [b for device, units in call.seen.items() if (b := _blocker(by_id, state, device, units))]
+    blockers = [
+        b
+        for device, units in call.seen.items()
+        if (b := _blocker(by_id, state, call.resource, device, units))
+    ]
     if call.kind is CallKind.PRE_START:
         blockers = [b for b in blockers if b.cause not in OF_A_PART]
     if blockers:
@@ -565,7 +569,11 @@ def _is_exact(state: NodeState, call: Call) -> bool:
 
 
 def _blocker(
-    by_id: Mapping[DeviceId, Device], state: NodeState, key: DeviceKey, seen: Iterable[PciFunction]
+    by_id: Mapping[DeviceId, Device],
+    state: NodeState,
+    resource: ResourceName,
+    key: DeviceKey,
+    seen: Iterable[PciFunction],
 ) -> Reason | None:
     """Return what about its files forbids to allocate a device, with the device's key; None if nothing. `seen`: its
     units when the call came."""
@@ -573,8 +581,7 @@ def _blocker(
         if (change := changed(unit, state.host.functions.get(unit.address))) is not None:
             return _about(key, change)
     if DeviceId(key) not in by_id:
-        device = state.index.present.get(key)
-        return _about(key, gone(key) if device is None else kind_of(device).not_backed(device))
+        return _about(key, not_listed(state, resource, key))
     blocker = state.assessments[by_id[DeviceId(key)].key].blocker
     return _about(key, blocker) if blocker is not None else None
 

@@ -170,6 +170,13 @@ def meanings_of(resolved: Mapping[Named, Resolved]) -> Meanings:
     )
 
 
+def may_be_of(device: Device, model: str | None) -> bool:
+    """Return whether it may be the device of this model that was allocated. One whose ids cannot be read may. A
+    mediated device whose type the kernel has not linked yet may not: it was made anew, and perhaps with another type.
+    """
+    return device.model == model or (device.model == "" and bool(device.fault or device.unnamed))
+
+
 @memoized
 def devices(
     inventory: Inventory,
@@ -187,7 +194,7 @@ def devices(
         allocated_as = {
             name[0]
             for name in meanings.names[key]
-            if name[0] in resources and device.model in (resolved[name].ids, "")
+            if name[0] in resources and may_be_of(device, resolved[name].ids)
         }
         if allocated_as and inventory.names.get(key) not in allocated_as:
             of_node[key] = replace(device, resource=min(allocated_as))

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.assessment.blockers import is_unbinding, unbinding
 from gpuactors.core.devices.index import Index
+from gpuactors.core.devices.inventory import may_be_of
 from gpuactors.core.host.inspections import ask_inspections
 from gpuactors.core.host.usage import use_of
 from gpuactors.core.kinds.presence import another, gone
@@ -233,6 +234,8 @@ def not_listed(state: NodeState, resource: ResourceName, key: DeviceKey) -> Reas
         return unbinding(device)
     if device.has_backing and device.resource == resource:
         return Reason(Cause.NOT_SELECTED, "no selector matches it any more (--select)")
+    if device.has_backing and not device.model:
+        return Reason(Cause.UNREADABLE, device.fault or "its type is not known yet")
     if device.has_backing and device.model not in state.published.served.get(resource, ()):
         return another(device.model)
     return kind_of(device).not_backed(device)
@@ -251,10 +254,7 @@ def lost(state: NodeState, resource: ResourceName, target: Resolved | None) -> R
     device = state.index.present.get(target.key)
     if device is None and target.ids is None:
         return None
-    if (
-        device is not None
-        and device.has_backing
-        and (device.model in ("", target.ids) or device.resource == resource)
-    ):
+    is_here = device is not None and (device.resource == resource or may_be_of(device, target.ids))
+    if device is not None and device.has_backing and is_here:
         return None
     return not_listed(state, resource, target.key)

@@ -79,9 +79,9 @@ vm-table *ARGS:
 node *ARGS:
     python -m tests.node.run "$@"
 
-# Every order of up to five events in worlds of two GPUs, and of up to four in worlds of claims of a GPU or of compute domains; every interleaving of two claims of one channel: through the core only.
+# Every order of up to five events in worlds of two GPUs, or of a card and its part, and of up to four in worlds of claims of a GPU or of compute domains; every interleaving of two claims of one channel: through the core only.
 small-worlds LENGTH="5" CLAIMS="4" DOMAINS="4":
-    SMALL_WORLDS_LENGTH={{ LENGTH }} python -m pytest -n 2 -rP tests/core/test_small_worlds.py -k after_every_order
+    SMALL_WORLDS_LENGTH={{ LENGTH }} python -m pytest -n 2 -rP tests/core/test_small_worlds.py tests/core/kinds/test_mediated_small_world.py -k after_every_order
     SMALL_WORLDS_LENGTH={{ CLAIMS }} python -m pytest -n 2 -rP tests/core/gpus/test_claim_small_worlds.py -k after_every_order
     SMALL_WORLDS_LENGTH={{ DOMAINS }} python -m pytest -n 2 -rP tests/core/domains/test_domain_small_worlds.py -k after_every_order
     DOMAIN_INTERLEAVINGS=all python -m pytest -n 2 -rP tests/core/domains/test_interleavings.py

@@ -352,6 +352,20 @@ def test_the_next_pod_waits_for_a_read_that_could_show_the_cgroup() -> None:
     assert only(Refused, answers).causes == (Cause.STILL_ALLOCATED,)
 
 
+def test_the_cgroup_of_a_pod_is_waited_for_from_its_last_allocate_on() -> None:
+    """Kubelet makes it when all containers of the pod have their devices, which takes longer than one Allocate does."""
+    core = Kubelet()
+    core.lives["other"] = PodLife.RUNNING
+    assert isinstance(core.allocate(A)[0], Granted)
+    core.file[A] = "u1"
+    core.pass_time(0.8 * ADMISSION_S)
+    assert isinstance(core.allocate(B, token=U)[0], Granted)
+    core.file[B] = "u1"  # it is admitted, and kubelet is about to make its cgroup
+    assert core.allocate(A, token=Token(U + 1), after_s=0.3 * ADMISSION_S) == []
+    core.lives["u1"] = PodLife.STARTING
+    assert only(Refused, _answers(core, ADMISSION_S)).causes == (Cause.STILL_ALLOCATED,)
+
+
 def test_a_call_whose_last_read_hangs_says_so() -> None:
     core = with_two_calls()
     core.silent = True

@@ -39,9 +39,9 @@ from gpuactors.core.values.model import (
 )
 
 ADMISSION_S: Final = 1.0
-"""How long an Allocate waits for a device that has just been given to a pod: the same pod asks for it again where an
-init container had it; then no cgroup of that pod appears, as kubelet makes that after the last container. Seen: 0.03 s
-after the Allocate."""
+"""How long after the last Allocate for a pod its cgroup is waited for, where one of its devices is asked for again: the
+same pod does so where an init container had it; then no cgroup appears, as kubelet makes that after the last container.
+Seen: 0.03 s after that Allocate."""
 
 Name = tuple[ResourceName, DeviceId]
 
@@ -106,8 +106,14 @@ def has_kept(books: Books, name: Name) -> bool | None:
 
 def admitted_by(books: Books, name: Name) -> float:
     """Return when a pod that got the device by the last Allocate has its cgroup: kubelet makes it when all its
-    containers have their devices."""
-    return books.granted.get(name, -math.inf) + ADMISSION_S
+    containers have their devices, so the last Allocate of any device of that pod counts."""
+    uid = books.uids.get(name)
+    of_pod = [
+        at
+        for other, at in books.granted.items()
+        if other == name or (uid is not None and books.uids.get(other) == uid)
+    ]
+    return max(of_pod, default=-math.inf) + ADMISSION_S
 
 
 def listed(

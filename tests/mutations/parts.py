@@ -154,8 +154,8 @@ PARTS: Final = (
     Mutation(
         "a mediated device is named by the variable of PCI functions",
         "core/kinds/mediated_device.py",
-        "env_name(devices[0].resource, MEDIATED_ENV_PREFIX)",
-        "env_name(devices[0].resource)",
+        "    env_prefix: Final = MEDIATED_ENV_PREFIX\n",
+        '    env_prefix: Final = "PCI_RESOURCE_"\n',
         "tests/core/kinds/test_mediated_device.py::test_allocate_gives_its_own_nodes_and_one_variable",
     ),
     Mutation(
@@ -175,8 +175,8 @@ PARTS: Final = (
     Mutation(
         "all devices of a resource are named by the variable of one kind",
         "core/deviceplugin/calls.py",
-        "        by_variables.setdefault(variables, []).append(device)\n",
-        "        by_variables.setdefault(variables[:0], []).append(device)\n",
+        "        variables.setdefault(name, []).append(device.key)\n",
+        "        variables.setdefault(min(variables, default=name), []).append(device.key)\n",
         "tests/core/kinds/test_kubevirt.py"
         "::test_a_profile_that_both_kinds_of_vgpu_have_is_one_resource_whose_units_may_be_mixed",
     ),

@@ -82,9 +82,9 @@ def test_it_is_listed_beside_whole_functions(core: Recorded) -> None:
     assert device_key(CARD) not in core.state.index.devices
 
 
-def test_allocate_answers_with_what_its_kind_grants(core: Recorded) -> None:
-    nodes = tuple(sorted(("/dev/vfio/vfio", f"/dev/vfio/{GROUP}")))
-    assert allocate(core, ONE) == [Granted((Grant((("TOY_HALVES", ONE),), nodes),))]
+def test_allocate_names_it_by_the_variable_of_its_kind(core: Recorded) -> None:
+    nodes = ("/dev/vfio/vfio", f"/dev/vfio/{GROUP}")
+    assert allocate(core, ONE) == [Granted((Grant((("TOY_TOY_EXAMPLE_COM_HALF", ONE),), nodes),))]
     core.others[RESOURCE, ONE] = "vm-1"
     core.pass_time(10)
     assert core.device_list(RESOURCE)[ONE] == "Healthy", "it is counted in `allocated`"

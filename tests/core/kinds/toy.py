@@ -20,7 +20,6 @@ from gpuactors.core.kinds.kind import Act, HostFacts, Kind
 from gpuactors.core.values import memo
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, DeviceEdits, Json
-from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName
 from gpuactors.core.values.model import (
     DeviceKey,
@@ -66,6 +65,7 @@ class Halves:
 
     name: Final = KindName("half")
     acts: Final = frozenset[Act]()
+    env_prefix: Final = "TOY_"
 
     def is_key(self, text: str) -> bool:
         return re.fullmatch(_KEY, text) is not None
@@ -122,10 +122,6 @@ class Halves:
 
     def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
         return None
-
-    def grant(self, devices: Sequence[Device]) -> Grant:
-        keys, nodes = sorted(d.key for d in devices), {node for d in devices for node in d.nodes}
-        return Grant((("TOY_HALVES", ",".join(keys)),), tuple(sorted(nodes)))
 
     def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:
         attributes = {"type": attribute("half"), "parent": attribute(device.parent or "")}

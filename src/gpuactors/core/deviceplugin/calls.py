@@ -43,6 +43,7 @@ from gpuactors.core.deviceplugin.choice import Search
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.host import asking, inspections, schedule
 from gpuactors.core.host.usage import last_poll, use_of
+from gpuactors.core.kinds.container import node_order
 from gpuactors.core.kinds.presence import changed
 from gpuactors.core.kinds.table import is_key, kind_of
 from gpuactors.core.ledger.books import admitted_by, has_kept
@@ -83,6 +84,7 @@ from gpuactors.core.values.model import (
     Token,
     device_key,
 )
+from gpuactors.core.values.naming import env_name
 from gpuactors.core.values.owner import NO_RESOURCE, Allocation, Named, Owner
 from gpuactors.core.values.quote import first_of, quoted_id, quoted_ids
 from gpuactors.core.values.status import Holding, Reason, causes_of
@@ -543,17 +545,20 @@ def _decide(state: NodeState, call: Call) -> Answer | _Doubted | _Awaited | None
 def _grant(devices: Sequence[Device]) -> Grant:
     """Return the grant of a container with these devices; empty for a container without.
 
-    A profile's name may be that of a mediated device and of a vGPU by vendor VFIO. KubeVirt looks a device up by the
-    variable of its kind (pkg/virt-launcher/virtwrap/device/hostdevice/gpu/hostdev.go), so each is in that one alone.
+    Its variables have exactly one key per requested unit, sorted: KubeVirt gives the next one to each `gpus[]` entry,
+    and its order is the guest's slot order. A profile's name may be that of a mediated device and of a vGPU by vendor
+    VFIO: each is in the variable of its kind alone.
+
+    The nodes are those that exist: a missing node would fail the container's creation (kubevirt #18895).
     """
-    by_variables: dict[tuple[str, ...], list[Device]] = {}
+    variables: dict[str, list[DeviceKey]] = {}
     for device in devices:
-        variables = tuple([name for name, _ in kind_of(device).grant([device]).envs])
-        by_variables.setdefault(variables, []).append(device)
-    grants = [kind_of(alike[0]).grant(alike) for alike in by_variables.values()]
+        name = env_name(device.resource, kind_of(device).env_prefix)
+        variables.setdefault(name, []).append(device.key)
+    nodes = {node for device in devices for node in device.nodes}
     return Grant(
-        envs=tuple([env for grant in grants for env in grant.envs]),
-        nodes=tuple(dict.fromkeys(node for grant in grants for node in grant.nodes)),
+        envs=tuple([(name, ",".join(sorted(keys))) for name, keys in variables.items()]),
+        nodes=tuple(sorted(nodes, key=node_order)),
     )
 
 

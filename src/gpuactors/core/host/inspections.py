@@ -148,7 +148,7 @@ def _without_uevent(state: NodeState, address: PciAddress) -> list[PciAddress]:
     (drivers/pci/iov.c, sriov_disable). A function that is unknown, or has no link to it, may belong to any function
     with virtual ones, and to any that an outstanding inspection may have found with them."""
     function = state.host.functions.get(address)
-    if function is None or (function.physical is None and function.unlinked):
+    if function is None or function.unlinked:
         outstanding = state.host.inspections.functions
         return [a for a, f in state.host.functions.items() if f.has_virtual_functions or a in outstanding]
     return [function.physical] if function.physical is not None else []

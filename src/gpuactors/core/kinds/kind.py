@@ -10,7 +10,6 @@ from typing import Protocol
 from msgspec import Struct
 
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, DeviceEdits
-from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName
 from gpuactors.core.values.mediated import MediatedDevices
 from gpuactors.core.values.model import DeviceKey, Functions, Observed, PciAddress, PciFunction
@@ -96,8 +95,10 @@ class Kind(Protocol):
 
     # --- how a device is allocated ---
 
-    def grant(self, devices: Sequence[Device]) -> Grant:
-        """Return the grant of a container with these devices, at least one, all of one resource."""
+    @property
+    def env_prefix(self) -> str:
+        """The prefix of the variable that names a container its devices of one resource. KubeVirt looks a device up by
+        the variable of its kind (pkg/virt-launcher/virtwrap/device/hostdevice/gpu/hostdev.go)."""
 
     def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:
         """Return the device in a ResourceSlice: type, attributes and capacity. `claimed`: a live claim has it. Whether

@@ -14,7 +14,6 @@ from gpuactors.core.kinds.container import CONTAINER_NODE, cdi_edits, node_order
 from gpuactors.core.kinds.kind import Act, HostFacts, Kind
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import AllocatedDevice, AttributeValue, BoundFunction, DeviceEdits
-from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import Device, KindName, is_selected
 from gpuactors.core.values.mediated import MediatedDevice, is_mediated_key
 from gpuactors.core.values.memo import memoized_each
@@ -25,12 +24,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     device_key,
 )
-from gpuactors.core.values.naming import (
-    MEDIATED_ENV_PREFIX,
-    env_name,
-    mediated_resource,
-    profile_resource,
-)
+from gpuactors.core.values.naming import MEDIATED_ENV_PREFIX, mediated_resource, profile_resource
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.selector import Selector, matches_function, matches_type
 from gpuactors.core.values.slices import NUMA_NODE, PCIE_ROOT, STANDARD, OfferedDevice, known_attributes
@@ -53,6 +47,7 @@ class MediatedDevices:
 
     name: Final = KindName("mediated-device")
     acts: Final = frozenset[Act]()
+    env_prefix: Final = MEDIATED_ENV_PREFIX
 
     def is_key(self, text: str) -> bool:
         return is_mediated_key(text)
@@ -123,16 +118,6 @@ class MediatedDevices:
     def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
         """Return None: its parent stays on its host's driver."""
         return None
-
-    def grant(self, devices: Sequence[Device]) -> Grant:
-        """Return exactly one UUID per requested unit, sorted, and the nodes of the legacy container alone: for an
-        emulated IOMMU group KubeVirt has no other way (VEP 266)."""
-        keys = sorted(device.key for device in devices)
-        nodes = {node for device in devices for node in device.nodes}
-        return Grant(
-            envs=((env_name(devices[0].resource, MEDIATED_ENV_PREFIX), ",".join(keys)),),
-            nodes=tuple(sorted(nodes, key=node_order)),
-        )
 
     def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:
         """Name the card's PCI address, NUMA node and root, as NVIDIA's driver does for a vGPU, where it has them: the

@@ -10,12 +10,11 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 from uuid import NAMESPACE_DNS, uuid5
 
-from gpuactors.core.kinds.container import CONTAINER_NODE, IOMMUFD_NODE, cdi_edits, node_order, place_of
+from gpuactors.core.kinds.container import CONTAINER_NODE, IOMMUFD_NODE, cdi_edits, place_of
 from gpuactors.core.kinds.kind import Act, HostFacts, Kind
 from gpuactors.core.kinds.viability import not_viable, with_companions
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import AllocatedDevice, AttributeValue, BoundFunction, DeviceEdits
-from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.inventory import (
     Device,
     KindName,
@@ -34,7 +33,7 @@ from gpuactors.core.values.model import (
     device_key,
     is_pci_address,
 )
-from gpuactors.core.values.naming import env_name
+from gpuactors.core.values.naming import ENV_PREFIX
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.slices import (
@@ -73,6 +72,7 @@ class PciFunctions:
 
     name = KindName("pci-function")
     acts = frozenset({Act.BIND})
+    env_prefix: Final = ENV_PREFIX
 
     def is_key(self, text: str) -> bool:
         return is_pci_address(text)
@@ -157,18 +157,6 @@ class PciFunctions:
             f"{function.address} is on its host's driver, in an NVLink fabric that the host runs (NVSwitch "
             f"{switch.address} is on {quoted_id(switch.driver or '')}): bind GPUs and NVSwitches to vfio-pci at boot, "
             "or allow it by --nvswitch allow",
-        )
-
-    def grant(self, devices: Sequence[Device]) -> Grant:
-        """Return exactly one PCI address per requested unit, sorted: KubeVirt gives the next one to each `gpus[]`
-        entry, and its order is the guest's slot order. The nodes are those that exist: the container and the group node
-        (legacy), the cdevs of all vfio functions in the group and /dev/iommu (iommufd). A missing node would fail the
-        container's creation (kubevirt #18895)."""
-        keys = sorted(d.key for d in devices)
-        nodes = {n for d in devices for n in d.nodes}
-        return Grant(
-            envs=((env_name(devices[0].resource), ",".join(keys)),),
-            nodes=tuple(sorted(nodes, key=node_order)),
         )
 
     def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:

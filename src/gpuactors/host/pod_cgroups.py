@@ -5,8 +5,10 @@ containers, and removes it when the pod has ended (pkg/kubelet/kubelet.go, SyncP
 below /sys, which is mounted anyway, and reading them has no effect on anybody. Kubelet's `pods` directories say less
 (they stay as long as the API server has the pod), and a mount of them would hold the volumes of every pod.
 
-cgroup v2 says by itself whether a process is in a cgroup or below it (cgroup.events); of v1 the hierarchy of `cpuacct`
-is read, as both count the time that any process ever ran there.
+cgroup v2 says by itself whether a process is in a cgroup or below it (cgroup.events), and for how long any process ever
+ran there. Of v1 the hierarchies of `cpuacct` and `pids` are read for that. Its cgroup.procs is no help: that has only
+the processes of the reader's PID namespace (kernel/cgroup/cgroup-v1.c, pidlist_array_load), so none of a pod's where
+the daemon does not run in the host's.
 
 Must not decide what follows for a device.
 """
@@ -32,6 +34,11 @@ _POD_DIRECTORY: Final = re.compile(r"pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]
 """The cgroup of a pod, of kubelet with the cgroupfs driver: `/kubepods/burstable/pod<UID>`. A static pod's UID is a
 hash without dashes."""
 
+_TIMES: Final = "cpuacct"
+_TASKS: Final = "pids"
+"""The hierarchies of cgroup v1 that count the time of all processes that ever ran in a cgroup or below it
+(kernel/sched/cpuacct.c), and the tasks that are there now (kernel/cgroup/pids.c)."""
+
 _USAGE: Final = re.compile(r"^usage_usec (\d+)$", re.MULTILINE)
 
 
@@ -56,7 +63,7 @@ class PodCgroups:
 
     def look(self, uids: Collection[str]) -> SeenPods:
         is_v2 = os.path.exists(os.path.join(self._cgroups, "cgroup.controllers"))
-        top = self._cgroups if is_v2 else os.path.join(self._cgroups, "cpuacct")
+        top = self._cgroups if is_v2 else os.path.join(self._cgroups, _TIMES)
         if not self._kubepods or not all(map(os.path.isdir, self._kubepods)):
             self._kubepods = tuple(_kubepods(top))
         if not self._kubepods:
@@ -70,7 +77,13 @@ class PodCgroups:
         lives = dict[str, PodLife]()
         for uid in sorted(uids):
             with suppress(OSError, ValueError):
-                lives[uid] = _life(paths[uid], is_v2=is_v2) if uid in paths else PodLife.ABSENT
+                if uid not in paths:
+                    lives[uid] = PodLife.ABSENT
+                elif is_v2:
+                    lives[uid] = _life(paths[uid])
+                else:
+                    tasks = os.path.join(self._cgroups, _TASKS, os.path.relpath(paths[uid], top))
+                    lives[uid] = _life_v1(paths[uid], tasks)
         return SeenPods(lives, self._came)
 
 
@@ -102,31 +115,34 @@ def _directories(path: str) -> list[str]:
     return []
 
 
-def _life(path: str, *, is_v2: bool) -> PodLife:
+def _life(path: str) -> PodLife:
     """Return the life of the pod with this cgroup. Raises `OSError`, and `ValueError` for what no kernel writes."""
     try:
         # The time first: a process that starts between the two reads is no sign of a pod that has stopped.
-        if is_v2:
-            match = _USAGE.search(_read(path, "cpu.stat"))
-            has_run = match is not None and int(match[1]) > 0
-        else:
-            has_run = int(_read(path, "cpuacct.usage")) > 0
-        if "populated 1" in _read(path, "cgroup.events") if is_v2 else _has_process(path):
-            return PodLife.RUNNING
+        usage = _USAGE.search(_read(path, "cpu.stat"))
+        has_run = usage is not None and int(usage[1]) > 0
+        return _named("populated 1" in _read(path, "cgroup.events"), has_run)
     except FileNotFoundError:
         return PodLife.ABSENT
+
+
+def _life_v1(times: str, tasks: str) -> PodLife:
+    """Return the same of cgroup v1, by its cgroups in the hierarchies `_TIMES` and `_TASKS`. `ValueError` also if it
+    has none in the second: kubelet is removing it, or does not use that hierarchy."""
+    try:
+        has_run = int(_read(times, "cpuacct.usage")) > 0
+    except FileNotFoundError:
+        return PodLife.ABSENT
+    try:
+        return _named(int(_read(tasks, "pids.current")) > 0, has_run)
+    except FileNotFoundError as exc:
+        raise ValueError(f"{tasks} does not exist") from exc
+
+
+def _named(has_process: bool, has_run: bool) -> PodLife:
+    if has_process:
+        return PodLife.RUNNING
     return PodLife.STOPPED if has_run else PodLife.STARTING
-
-
-def _has_process(path: str) -> bool:
-    """Return whether a process is in the pod's cgroup, or in one of its containers' (cgroup v1)."""
-    if _read(path, "cgroup.procs").strip():
-        return True
-    for container in _directories(path):
-        with suppress(FileNotFoundError):
-            if _read(os.path.join(path, container), "cgroup.procs").strip():
-                return True
-    return False
 
 
 def _read(path: str, name: str) -> str:

@@ -99,6 +99,12 @@ class Scene:
         assert refusal.code() is grpc.StatusCode.FAILED_PRECONDITION, refusal
         return str(refusal.details())
 
+    def not_allocated_again(self, key: str, vm: Qemu) -> None:
+        """Allocate of what POD has, by the QEMU `vm`, is refused. It names the pod if the daemon has asked kubelet for
+        it within the call, which depends on the order of what was read; else the process."""
+        refusal = self.not_allocated(key)
+        assert str(vm) in refusal or f"allocated to pod default/{POD}, which lives" in refusal, refusal
+
     def claimed_in_qemu(self, key: str) -> None:
         """A claim of it is prepared, and a real QEMU starts from what the claim's files say: the nodes of the CDI file,
         and no other, and the function of the metadata file. Meanwhile no other claim and no pod gets it, which we say.

@@ -65,7 +65,7 @@ def _allocated(scene: Scene) -> Qemu:
         vm.wait_taken()
         scene.wait_reason(KEY, f"allocated to pod default/{POD}")
     with guest.step("nobody gets it a second time: not by Allocate, not by a claim"):
-        assert str(vm) in scene.not_allocated(KEY)
+        scene.not_allocated_again(KEY, vm)
         scene.not_claimed("second", KEY, POD)
     return vm
 

@@ -98,7 +98,7 @@ def _allocated(scene: Scene, function: Function) -> Qemu:
         vm.wait_taken()
         scene.wait_reason(function.address, f"allocated to pod default/{POD}")
     with guest.step("nobody gets it a second time: not by Allocate, not by a claim"):
-        assert str(vm) in scene.not_allocated(function.address)
+        scene.not_allocated_again(function.address, vm)
         scene.not_claimed("second", function.address, POD)
     return vm
 

@@ -3,8 +3,9 @@ virtual machine has one.
 
 QEMU's igb plays the GPU: its driver makes virtual functions after the daemon has started. A real QEMU gets what
 Allocate says. While the kernel waits for that QEMU to let go, no link says that the function is one of the card's, and
-the card has no link to any: neither may be taken for a whole GPU then. At last the card is on vfio-pci itself, where
-nobody can open its virtual functions without a token.
+the card has no link to any: neither may be taken for a whole GPU then. Then the card is on vfio-pci itself, where
+nobody can open its virtual functions without a token. At last those of another card, QEMU's nvme, have the card's own
+ids and outlive its driver.
 """
 
 from __future__ import annotations
@@ -23,21 +24,17 @@ from tests.vm.guest.kinds import POD, Scene
 from tests.vm.guest.node import SLACK_S
 from tests.vm.guest.qemu import Qemu
 from tests.vm.guest.runner import Guest, eventually
-from tests.vm.guest.sriov import PhysicalFunction, physical_function_of
-from tests.vm.guest.sysfs import Function, function_behind, in_background
+from tests.vm.guest.sriov import IGB, NVME, PhysicalFunction, physical_function_of
+from tests.vm.guest.sysfs import Function, in_background
 from tests.vm.guest.tenant import Tenant, closed_on_failure
 from tests.vm.kernels import SRIOV
-from tests.vm.machine import VFIO_MODULES, Machine, PciFunction
-
-CARD_DRIVER: Final = "igb"
-
-CARD: Final = PciFunction("card", "igb", "rp1", properties=("romfile=",))
+from tests.vm.machine import VFIO_MODULES, Machine
 
 MACHINE: Final = Machine(
-    ports=("rp1",),
-    functions=(CARD,),
+    ports=("rp1", "rp2"),
+    functions=(IGB, NVME),
     needs=frozenset({SRIOV}),
-    modules=(*VFIO_MODULES, CARD_DRIVER),
+    modules=(*VFIO_MODULES, IGB.model, NVME.model),
     vfio_pci_parameters=("enable_sriov=1",),
     memory_mib=1536,
     scenario_timeout_s=420.0,
@@ -59,11 +56,12 @@ HANGS_FOR_S: Final = POLL_S + 0.5
 
 def run(guest: Guest) -> None:
     """One daemon."""
-    card = PhysicalFunction(function_behind(guest.machine, CARD.port))
+    card, nvme = (PhysicalFunction.booted(guest.machine, card) for card in (IGB, NVME))
     whole = card.function.address
-    eventually("the card's driver", lambda: card.function.driver == CARD_DRIVER, timeout_s=SLACK_S)
-    card.autoprobe(False)
-    with Scene.running(guest, *SELECTORS) as scene:
+    for physical in (card, nvme):
+        physical.autoprobe(False)
+    selectors = (*SELECTORS, *(f"address={nvme.address_of(number)}" for number in (1, 2)))
+    with Scene.running(guest, *selectors) as scene:
         with guest.step("a card on its host's driver, without virtual functions, is offered to claims alone"):
             scene.wait_offered({whole: ""})
             assert not scene.node.kubelet.registrations
@@ -83,6 +81,7 @@ def run(guest: Guest) -> None:
         _card_on_vfio(scene, card)
         with guest.step("no resource ever had the card and a virtual function"):
             _check_resources(scene, card)
+        _left_by_the_driver(scene, nvme)
 
 
 def _made_late(scene: Scene, card: PhysicalFunction) -> tuple[Function, Function]:
@@ -99,7 +98,7 @@ def _claimed(scene: Scene, card: PhysicalFunction, function: Function) -> None:
     uid = cluster.api.claim("vm", function.address)
     with guest.step("one on no driver is claimed: it is on vfio-pci, the card is not touched"):
         cluster.prepared(scene.plugin, "vm", uid)
-        assert (function.driver, card.function.driver) == ("vfio-pci", CARD_DRIVER)
+        assert (function.driver, card.function.driver) == ("vfio-pci", IGB.model)
         cluster.check_cdi(uid, function)
     with guest.step("a real QEMU has it"), Qemu.start(function, guest.artifacts / "qemu-claim.log") as vm:
         vm.wait_taken()
@@ -151,7 +150,7 @@ def _removed_while_held(scene: Scene, card: PhysicalFunction, first: Function, l
         node.wait({last.address: seen}, SLACK_S)
     with scene.guest.step("the card has no link to any, and no claim gets it, as the pod has a part of it"):
         scene.not_claimed("whole", card.function.address, last.address)
-        assert (removal.is_alive(), card.function.driver) == (True, CARD_DRIVER)
+        assert (removal.is_alive(), card.function.driver) == (True, IGB.model)
     with scene.guest.step(
         "it has no link to the card, and does not become a whole GPU: Unhealthy when it is inspected"
     ):
@@ -208,6 +207,38 @@ def _card_on_vfio(scene: Scene, card: PhysicalFunction) -> None:
     with scene.guest.step("without them it is a whole GPU again"):
         card.disable()
         node.wait({card.function.address: HEALTHY}, SLACK_S)
+    with scene.guest.step("back on its host's driver: in no list"):
+        card.function.unbind()
+        card.function.forget_override()
+        card.function.bind_to(IGB.model)
+        node.wait({}, SLACK_S)
+
+
+def _left_by_the_driver(scene: Scene, card: PhysicalFunction) -> None:
+    """The selectors name the virtual functions alone, so the card is read for their sake."""
+    node = scene.node
+    with scene.guest.step(
+        "another card's virtual functions have its own ids: their resource has `_VF` behind it"
+    ):
+        made = card.enable(2)
+        assert {function.ids for function in made} == {card.function.ids}
+        for function in made:
+            function.bind_vfio()
+        keys = [function.address for function in made]
+        node.wait(dict.fromkeys(keys, HEALTHY), SLACK_S)
+        assert len({scene.resource_of(key) for key in keys}) == 1
+        assert scene.resource_of(keys[0]).endswith("_VF")
+    with scene.guest.step("its driver leaves them when it is unbound: Unhealthy, and nobody gets one"):
+        card.function.unbind()
+        node.wait(dict.fromkeys(keys, UNHEALTHY), SLACK_S)
+        scene.wait_reason(keys[0], "which is bound to no driver")
+        assert "which is bound to no driver" in scene.not_allocated(keys[1])
+        assert [function.driver for function in made] == ["vfio-pci"] * 2
+    with scene.guest.step("its driver is back: Healthy; they are removed: in no list"):
+        card.function.bind_to(NVME.model)
+        node.wait(dict.fromkeys(keys, HEALTHY), SLACK_S)
+        card.disable()
+        node.wait({}, SLACK_S)
 
 
 def _check_resources(scene: Scene, card: PhysicalFunction) -> None:

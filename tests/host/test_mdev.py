@@ -69,6 +69,15 @@ def test_all_facts_of_a_device(tree: HostTree) -> None:
     assert expected.has_node
 
 
+def test_its_nodes_are_those_of_the_legacy_container_on_a_kernel_with_iommufd(tree: HostTree) -> None:
+    """QEMU opens a mediated device by its group, and who has that open can open no cdev."""
+    make_device(tree.root, tree.device_dir(FUNCTION), cdev=3)
+    (tree.root / "dev/vfio/devices").mkdir()
+    for other in ("iommu", "vfio/devices/vfio3"):
+        (tree.root / "dev" / other).touch()
+    assert device(tree).nodes == ("/dev/vfio/vfio", "/dev/vfio/70")
+
+
 def test_a_node_without_the_module_has_none(tree: HostTree) -> None:
     assert mediated_of(reader(tree).scan()) == ()
     assert reader(tree).inspect(UUID) == ()

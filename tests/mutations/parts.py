@@ -13,6 +13,7 @@ _RULES: Final = "tests/core/test_virtual_functions.py"
 _READ: Final = "tests/host/test_sysfs.py"
 _VGPU: Final = "tests/core/kinds/test_vgpu.py"
 _NAMES: Final = "tests/core/test_vgpu_names.py"
+_MDEV: Final = "tests/core/kinds/test_mediated_device.py"
 
 _ABOVE: Final = "        excluded = [(other, True) for other in above]"
 _BELOW: Final = "[(other, False) for other in parts.get(key, ())]\n"
@@ -156,21 +157,42 @@ PARTS: Final = (
         "core/kinds/mediated_device.py",
         "    env_prefix: Final = MEDIATED_ENV_PREFIX\n",
         '    env_prefix: Final = "PCI_RESOURCE_"\n',
-        "tests/core/kinds/test_mediated_device.py::test_allocate_gives_its_own_nodes_and_one_variable",
+        f"{_MDEV}::test_allocate_gives_its_own_nodes_and_one_variable",
+    ),
+    Mutation(
+        "the wait for the link to a mediated device's type is dropped",
+        "core/host/inspections.py",
+        "        return part.fault is None and part.type_id is not None and (",
+        "        return part.fault is None and (",
+        f"{_MDEV}::test_one_that_is_made_later_is_listed_when_the_kernel_has_linked_its_type",
+    ),
+    Mutation(
+        "the cdev of a mediated device is given with it",
+        "core/kinds/mediated_device.py",
+        "        nodes=mediated.nodes,\n",
+        '        nodes=(*mediated.nodes, *(f"/dev/vfio/devices/{cdev}" for cdev in mediated.cdevs)),\n',
+        f"{_MDEV}::test_allocate_gives_its_own_nodes_and_one_variable",
+    ),
+    Mutation(
+        "iommufd is given with a mediated device",
+        "host/mdev.py",
+        "        own = (CONTAINER_NODE, *(",
+        '        own = (CONTAINER_NODE, "/dev/iommu", *(',
+        "tests/host/test_mdev.py::test_its_nodes_are_those_of_the_legacy_container_on_a_kernel_with_iommufd",
     ),
     Mutation(
         "a mediated device that is made anew with another type is the same",
         "core/kinds/mediated_device.py",
         '        model=_PRINTABLE.sub("?", mediated.type_name)[:_MODEL_CHARS],\n',
         '        model="",\n',
-        "tests/core/kinds/test_mediated_device.py::test_a_uuid_that_comes_back_with_another_type_is_another_device",
+        f"{_MDEV}::test_a_uuid_that_comes_back_with_another_type_is_another_device",
     ),
     Mutation(
         "the parent of a mediated device is given away with it",
         "core/kinds/mediated_device.py",
         "        parent=None if mediated.parent is None else device_key(mediated.parent),\n",
         "        parent=None,\n",
-        "tests/core/kinds/test_mediated_device.py::test_its_parent_is_not_given_to_a_claim",
+        f"{_MDEV}::test_its_parent_is_not_given_to_a_claim",
     ),
     Mutation(
         "all devices of a resource are named by the variable of one kind",

@@ -247,10 +247,14 @@ def test_the_last_known_use_applies_while_its_group_is_not_opened(core: Recorded
     assert core.device_list(A10_24Q)[UUID] == ("Unhealthy" if refused else "Healthy")
 
 
-def test_one_that_is_made_later_is_listed_when_the_kernel_has_linked_its_type(core: Recorded) -> None:
+@pytest.mark.parametrize("has_node", [False, True])
+def test_one_that_is_made_later_is_listed_when_the_kernel_has_linked_its_type(
+    core: Recorded, has_node: bool
+) -> None:
+    """Its node is there from the uevent of its group on; no uevent comes after the link."""
     late = DeviceKey(UUID[:-1] + "9")
     made = mdev(late, 72)
-    core.made(replace(made, type_id=None, type_name="", nodes=(CONTAINER,)))
+    core.made(replace(made, type_id=None, type_name="", nodes=made.nodes if has_node else (CONTAINER,)))
     assert late not in core.device_list(A10_24Q)
     core.mediated[late] = made
     core.pass_time(UNSETTLED_INSPECTIONS_S[0] + 0.01)

@@ -27,14 +27,17 @@ from gpuactors.core.step import initial_state, next_deadline
 from gpuactors.core.values.cdi import CdiSpecs
 from gpuactors.core.values.effects import Answer, Effect, Log, Reply
 from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.mediated import MediatedDevice
 from gpuactors.core.values.model import (
     CachedAnswer,
     ClaimedDevice,
     DeviceId,
+    DeviceKey,
     GroupUse,
     Holder,
     LedgerEntry,
     LedgerFile,
+    PciAddress,
     PciFunction,
     PluginState,
     Pod,
@@ -115,6 +118,35 @@ def disk(address: str, group: int, *, driver: str | None = "nvme") -> PciFunctio
     """A disk of the host."""
     function = gpu(address, group, driver=driver)
     return replace(function, vendor="144d", device="a808", class_code="010802", model=None)
+
+
+def mediated_device(
+    key: DeviceKey,
+    group: int,
+    parent: PciAddress | None,
+    profile: str,
+    *,
+    type_id: str = "nvidia-593",
+    numa_node: int | None = None,
+    pcie_root: str = "pci0000:00",
+    presence: int = 1,
+) -> MediatedDevice:
+    """A mediated device, usable as it is. Its place is its parent's: it has none if that is no PCI function."""
+    return MediatedDevice(
+        key=key,
+        parent=parent,
+        parent_name=parent or "mtty",
+        type_id=type_id,
+        type_name=profile,
+        driver="nvidia-vgpu-vfio",
+        iommu_group=group,
+        cdevs=(f"vfio{group}",),
+        nodes=("/dev/vfio/vfio", f"/dev/vfio/{group}"),
+        numa_node=None if parent is None else numa_node,
+        pcie_root=None if parent is None else pcie_root,
+        fault=None,
+        presence=presence,
+    )
 
 
 def devices_of(*functions: PciFunction, settings: Settings = SETTINGS) -> tuple[Device, ...]:

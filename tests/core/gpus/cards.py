@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.inventory import named
-from gpuactors.core.values.mediated import HostPart, MediatedDevice, functions_of, mediated_of
+from gpuactors.core.values.mediated import HostPart, functions_of, mediated_of
 from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction, ResourceName, device_key
 from gpuactors.core.values.selector import parse_selector
 from gpuactors.core.values.vgpu import VendorVgpu
-from tests.core.builders import H100, SETTINGS, A, B, C, gpu
+from tests.core.builders import H100, SETTINGS, A, B, C, gpu, mediated_device
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 from tests.core.kinds.toy import CARD, RESOURCE, card, half
 from tests.support.mdev_files import OTHER_UUID, UUID
@@ -71,25 +71,6 @@ class Card:
         core.made(*mediated)
 
 
-def mdev(key: DeviceKey, group: int, parent: PciAddress) -> MediatedDevice:
-    """A mediated device of a profile of the card."""
-    return MediatedDevice(
-        key=key,
-        parent=parent,
-        parent_name=parent,
-        type_id="nvidia-593",
-        type_name=PROFILE,
-        driver="nvidia-vgpu-vfio",
-        iommu_group=group,
-        cdevs=(f"vfio{group}",),
-        nodes=("/dev/vfio/vfio", f"/dev/vfio/{group}"),
-        numa_node=None,
-        pcie_root="pci0000:00",
-        fault=None,
-        presence=1,
-    )
-
-
 def _physical(driver: str, *, parted: bool) -> PciFunction:
     return replace(gpu(A, 1, driver=driver), has_virtual_functions=parted)
 
@@ -110,7 +91,9 @@ def _typed(driver: str, parted: bool) -> Sequence[HostPart]:
 
 
 def _mediated(driver: str, parted: bool) -> Sequence[HostPart]:
-    parts = (mdev(UUID, 70, A), mdev(OTHER_UUID, 71, A)) if parted else ()
+    parts = (
+        (mediated_device(UUID, 70, A, PROFILE), mediated_device(OTHER_UUID, 71, A, PROFILE)) if parted else ()
+    )
     return (gpu(A, 1, driver=driver), *parts)
 
 
@@ -119,11 +102,18 @@ def _mediated_of_virtual(driver: str, parted: bool) -> Sequence[HostPart]:
     if not parted:
         return (_physical(driver, parted=False),)
     virtual = (_virtual(B, 10, "nvidia"), _virtual(C, 11, "nvidia"))
-    return (_physical(driver, parted=True), *virtual, mdev(UUID, 70, B), mdev(OTHER_UUID, 71, C))
+    return (
+        _physical(driver, parted=True),
+        *virtual,
+        mediated_device(UUID, 70, B, PROFILE),
+        mediated_device(OTHER_UUID, 71, C, PROFILE),
+    )
 
 
 def _virtual_with_mediated(driver: str, parted: bool) -> Sequence[HostPart]:
-    parts = (mdev(UUID, 70, B), mdev(OTHER_UUID, 71, B)) if parted else ()
+    parts = (
+        (mediated_device(UUID, 70, B, PROFILE), mediated_device(OTHER_UUID, 71, B, PROFILE)) if parted else ()
+    )
     return (_physical("xe", parted=True), _virtual(B, 10, driver), *parts)
 
 

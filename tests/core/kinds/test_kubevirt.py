@@ -20,7 +20,7 @@ from gpuactors.core.values.mediated import MediatedDevice
 from gpuactors.core.values.model import DeviceId, DeviceKey, PciAddress, PciFunction, ResourceName
 from gpuactors.core.values.selector import parse_selector
 from gpuactors.core.values.vgpu import VendorVgpu
-from tests.core.builders import H100, SETTINGS, gpu
+from tests.core.builders import H100, SETTINGS, gpu, mediated_device
 from tests.core.gpus import cards
 from tests.core.gpus.claim_core import DRIVER, ClaimCore, allocated, name
 from tests.support.edits import nodes_of
@@ -52,7 +52,7 @@ def _virtual(address: str, group: int, of: str) -> PciFunction:
 
 
 def _mediated(key: str, group: int, parent: str = PARENT) -> MediatedDevice:
-    return cards.mdev(DeviceKey(key), group, PciAddress(parent))
+    return mediated_device(DeviceKey(key), group, PciAddress(parent), cards.PROFILE)
 
 
 def _serial(key: str, group: int) -> MediatedDevice:

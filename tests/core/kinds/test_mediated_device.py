@@ -37,7 +37,7 @@ from gpuactors.core.values.model import (
 from gpuactors.core.values.naming import MEDIATED_ENV_PREFIX, env_name, mediated_resource, profile_resource
 from gpuactors.core.values.selector import parse_selector
 from gpuactors.core.values.slices import Attribute, ServerKeeps
-from tests.core.builders import SETTINGS, gpu
+from tests.core.builders import SETTINGS, gpu, mediated_device
 from tests.core.gpus.claim_core import DRIVER, ClaimCore, allocated, name
 from tests.observe.recording import RecordedSteps, write
 from tests.replay.replayed import replayed
@@ -83,20 +83,8 @@ def mdev(
     parent: PciAddress | None = PARENT,
     presence: int = 1,
 ) -> MediatedDevice:
-    return MediatedDevice(
-        key=key,
-        parent=parent,
-        parent_name=parent or "mtty",
-        type_id=type_id,
-        type_name=profile,
-        driver="nvidia-vgpu-vfio",
-        iommu_group=group,
-        cdevs=(f"vfio{group}",),
-        nodes=(CONTAINER, f"/dev/vfio/{group}"),
-        numa_node=None if parent is None else 1,
-        pcie_root=None if parent is None else "pci0000:20",
-        fault=None,
-        presence=presence,
+    return mediated_device(
+        key, group, parent, profile, type_id=type_id, numa_node=1, pcie_root="pci0000:20", presence=presence
     )
 
 

@@ -15,7 +15,7 @@ from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.ports.errors import HostError
-from gpuactors_simulation.host.tree import HostTree, PciSpec
+from gpuactors_simulation.host.tree import VGPU_HEADER, HostTree, PciSpec
 from tests.support.mdev_files import OTHER_UUID, UUID, link_type, make_device, make_type, remove_device
 
 CARD = PciSpec("0000:23:00.0", "10de", "2236", "030200", 51, numa_node=1, driver="nvidia", total_vfs=4)
@@ -220,6 +220,28 @@ def test_one_that_nvidias_driver_has_marked_is_its(tree: HostTree, tmp_path: Pat
     markers.mkdir()
     (markers / UUID).touch()
     assert [d.made_by for d in mediated_of(marked.scan())] == ["NVIDIA's DRA driver", ""]
+
+
+def test_a_virtual_function_that_nvidias_driver_has_marked_is_its(tree: HostTree, tmp_path: Path) -> None:
+    tree.virtualize(FUNCTION, 2, "nvidia")
+    first, second = tree.virtual_functions(FUNCTION)
+    for address in (first, second):
+        tree.register_vgpu(address, VGPU_HEADER)
+    markers = tmp_path / "vgpu-concrete"
+    markers.mkdir()
+    (markers / first).touch()
+    (markers / FUNCTION).touch()  # the card itself is no vGPU
+    root = HostRoot(str(tree.root))
+    selectors = (parse_selector("vendor=10de"),)
+    marked = PartsReader(root, SysfsReader(root, selectors, PciIds.open(None)), str(markers))
+    for parts in (marked.scan(), (*marked.inspect(PciAddress(first)), *marked.inspect(PciAddress(second)))):
+        made_by = {f.address: f.vgpu and f.vgpu.made_by for f in functions_of(parts)}
+        assert made_by == {FUNCTION: None, first: "NVIDIA's DRA driver", second: ""}
+    make_type(tree.device_dir(first))
+    make_device(tree.root, tree.device_dir(first))
+    (of_parent, *_) = functions_of(marked.inspect(UUID))
+    assert of_parent.vgpu is not None
+    assert of_parent.vgpu.made_by, "read because of a part of it, it is the same"
 
 
 def test_it_is_the_same_after_a_second_scan(tree: HostTree) -> None:

@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Collection
 from typing import Final, final
 
+from msgspec.structs import replace
+
 from gpuactors.core.values.mediated import HostPart, MediatedDevice, is_mediated_key
 from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction, is_pci_address
 from gpuactors.core.values.text import encodable
@@ -30,7 +32,7 @@ from gpuactors.ports.errors import HostError
 
 NVIDIAS_MARKERS: Final = "plugins/gpu.nvidia.com/vgpu-concrete"
 """The directory, below kubelet's, in which NVIDIA's DRA driver (planned for 0.6) has a file for each vGPU that it has
-made for a claim, by UUID."""
+made for a claim: by the UUID of a mediated device, or the address of a virtual function."""
 _NVIDIAS: Final = "NVIDIA's DRA driver"
 
 
@@ -43,8 +45,8 @@ class PartsReader:
     """
 
     def __init__(self, root: HostRoot, functions: SysfsReader, nvidias_markers: str = "") -> None:
-        """`nvidias_markers`: the directory in which NVIDIA's DRA driver has a file for each device that it has made, by
-        UUID; empty if there is none to read."""
+        """`nvidias_markers`: the directory in which NVIDIA's DRA driver has a file for each device that it has made;
+        empty if there is none to read."""
         self._nvidias_markers = nvidias_markers
         self._root = root
         self._functions = functions
@@ -66,8 +68,8 @@ class PartsReader:
 
         `unanswered` and `reads` as for `SysfsReader.scan`, of mediated devices as well.
         """
-        scanned = self._functions.scan(
-            frozenset(map(PciAddress, allocated)), unanswered=unanswered, reads=reads
+        scanned = self._marked(
+            self._functions.scan(frozenset(map(PciAddress, allocated)), unanswered=unanswered, reads=reads)
         )
         keys = self._list()
         if not keys:
@@ -82,7 +84,7 @@ class PartsReader:
                 devices.append(device)
         for parent in sorted({d.parent for d in devices if d.parent is not None} - functions.keys()):
             reads(parent)
-            for function in self._lineage(look, parent):
+            for function in self._marked(self._lineage(look, parent)):
                 functions.setdefault(function.address, function)
         return (*[functions[address] for address in sorted(functions)], *devices)
 
@@ -95,12 +97,14 @@ class PartsReader:
         """Return the function and its group as `SysfsReader.inspect`; of a UUID, the functions that the mediated device
         is a part of, and the device. Nothing if it does not exist. Raises `HostError` as these."""
         if not is_mediated_key(key):
-            return self._functions.inspect(PciAddress(key), frozenset(map(PciAddress, allocated)), look)
+            given = frozenset(map(PciAddress, allocated))
+            return self._marked(self._functions.inspect(PciAddress(key), given, look))
         look = look or self.look()
         device = self._device(look, DeviceKey(key))
         if device is None:
             return ()
-        return (*(self._lineage(look, device.parent) if device.parent is not None else ()), device)
+        lineage = self._lineage(look, device.parent) if device.parent is not None else ()
+        return (*self._marked(lineage), device)
 
     def _lineage(self, look: Look, parent: PciAddress) -> tuple[PciFunction, ...]:
         """Return the parent, and its physical function if it is a virtual one, as far as they are there."""
@@ -162,7 +166,18 @@ class PartsReader:
             made_by=_NVIDIAS if self._is_nvidias(key) else "",
         )
 
-    def _is_nvidias(self, key: DeviceKey) -> bool:
+    def _marked(self, functions: tuple[PciFunction, ...]) -> tuple[PciFunction, ...]:
+        """Return the functions; those that NVIDIA's driver has made vGPUs for a claim are its."""
+        return tuple(
+            [
+                replace(f, vgpu=replace(f.vgpu, made_by=_NVIDIAS))
+                if f.vgpu is not None and self._is_nvidias(f.address)
+                else f
+                for f in functions
+            ]
+        )
+
+    def _is_nvidias(self, key: PciAddress | DeviceKey) -> bool:
         """Return whether NVIDIA's driver has made the device for a claim."""
         return bool(self._nvidias_markers) and os.path.lexists(f"{self._nvidias_markers}/{key}")
 

@@ -304,6 +304,20 @@ def test_256_functions_are_inspected_in_ten_parts() -> None:
     assert max(due) - core.at <= VGPU_INSPECTION_S
 
 
+def test_one_that_nvidias_driver_has_typed_for_a_claim_is_its(core: Recorded) -> None:
+    """Its claim has it from NodePrepareResources on; kubelet names the claim later, and not the virtual function."""
+    typed = vf(1147, ONE_Q)
+    assert typed.vgpu is not None
+    core.functions[PciAddress(VF)] = replace(typed, vgpu=replace(typed.vgpu, made_by="NVIDIA's DRA driver"))
+    assert refused(core, VF) is Cause.CLAIMED_ELSEWHERE, "Allocate reads it again"
+    assert lists(core) == {ONE: {VF: "Unhealthy", SECOND: "Healthy"}}
+    assert "NVIDIA's DRA driver has made it for a claim of its own" in core.reason(VF, ONE)
+    assert core.refused(core.prepare(allocated(name("one"), VF))).causes == (Cause.CLAIMED_ELSEWHERE,)
+    retyped(core, vf(0, ONE_Q))
+    retyped(core, typed)
+    assert lists(core) == {ONE: HEALTHY}
+
+
 # --- names ------------------------------------------------------------------------------------------------------------
 
 

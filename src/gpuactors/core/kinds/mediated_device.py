@@ -12,6 +12,7 @@ from typing import Final, TypeGuard, final
 
 from gpuactors.core.kinds.container import CONTAINER_NODE, cdi_edits, node_order, place_of
 from gpuactors.core.kinds.kind import Act, HostFacts, Kind
+from gpuactors.core.kinds.presence import made_by_another
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import AllocatedDevice, AttributeValue, BoundFunction, DeviceEdits
 from gpuactors.core.values.inventory import Device, KindName, is_selected
@@ -97,11 +98,8 @@ class MediatedDevices:
         )
 
     def never_given(self, device: Device) -> Reason | None:
-        if device.made_by:
-            return Reason(
-                Cause.CLAIMED_ELSEWHERE,
-                f"{device.made_by} has made it for a claim of its own, and removes it when that ends",
-            )
+        if (by_another := made_by_another(device.made_by)) is not None:
+            return by_another
         if device.group is None:
             return Reason(
                 Cause.NO_IOMMU_GROUP, "in no IOMMU group, which its driver makes: see the kernel's log"

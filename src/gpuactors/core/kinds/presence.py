@@ -40,6 +40,16 @@ def changed(seen: PciFunction, now: PciFunction | None) -> Reason | None:
     return None
 
 
+def made_by_another(program: str) -> Reason | None:
+    """Return that this program has made the device for a claim of its own; None if `program` is empty."""
+    if not program:
+        return None
+    return Reason(
+        Cause.CLAIMED_ELSEWHERE,
+        f"{program} has made it for a claim of its own, and removes it when that ends",
+    )
+
+
 def _vgpu_type(function: PciFunction) -> int | None:
     return function.vgpu.type if function.vgpu is not None else None
 

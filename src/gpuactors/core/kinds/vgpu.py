@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.kinds.kind import Act, HostFacts, Kind
 from gpuactors.core.kinds.pci_function import PciFunctions, device_of, has_iommufd, members_of, without_group
+from gpuactors.core.kinds.presence import made_by_another
 from gpuactors.core.kinds.virtual_function import without_physical
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction, DeviceEdits
@@ -53,7 +54,9 @@ class Vgpus(PciFunctions):
         return _typed({address: inputs_of(function) for address, function in typed.items()}).values()
 
     def blocker(self, device: Device, use: Observed | None) -> Reason | None:
-        if (blocker := _unnamed(device) or without_physical(device)) is not None:
+        if (
+            blocker := _unnamed(device) or made_by_another(device.made_by) or without_physical(device)
+        ) is not None:
             return blocker
         if not device.has_backing:
             return self.not_backed(device)
@@ -71,7 +74,12 @@ class Vgpus(PciFunctions):
         )
 
     def never_given(self, device: Device) -> Reason | None:
-        return without_group(device.units[0]) or _unnamed(device) or without_physical(device)
+        return (
+            without_group(device.units[0])
+            or _unnamed(device)
+            or made_by_another(device.made_by)
+            or without_physical(device)
+        )
 
     def to_bind(self, device: Device) -> tuple[PciFunction, ...]:
         return ()
@@ -142,7 +150,8 @@ def _typed(inputs: _Inputs) -> Device:
         resource=profile_resource(function.vendor, name) if name else named_virtual(function, physical),
         iommufd=iommufd,
     )
-    return replace(device, model=name, unnamed="" if name else _why_unnamed(function, names))
+    made_by = function.vgpu.made_by if function.vgpu is not None else ""
+    return replace(device, model=name, unnamed="" if name else _why_unnamed(function, names), made_by=made_by)
 
 
 VGPU: Final[Kind] = Vgpus()

@@ -32,6 +32,8 @@ class VendorVgpu(Struct, frozen=True, gc=False):
     """The inode number of the link `driver` of the physical function, which the kernel never reuses (fs/kernfs,
     kernfs_ino): it changes when a driver is bound anew. On Linux 6.18 a link that was made three times had 143015,
     143092 and 143169. 0 if unknown."""
+    made_by: str = ""
+    """Another program that has set the type for a use of its own, as `MediatedDevice.made_by`."""
 
     @property
     def is_typed(self) -> bool:

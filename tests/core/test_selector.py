@@ -96,6 +96,14 @@ def test_every_part_that_is_given_has_to_agree(text: str, chosen: bool) -> None:
     assert matches(parse_selector(text), **H100) is chosen
 
 
+def test_amds_accelerators_have_a_class_of_their_own() -> None:
+    """Processing accelerators (1200), and not display controllers: a whole MI300X and its virtual function."""
+    for device in ("74a1", "74b5"):
+        instinct = {"vendor": "1002", "device": device, "class_code": "120000", "address": "0000:05:00.0"}
+        assert not matches(parse_selector("vendor=1002,class=03"), **instinct)
+        assert matches(parse_selector("vendor=1002,class=12"), **instinct)
+
+
 def test_facts_may_be_spelt_as_sysfs_spells_them() -> None:
     selector = parse_selector("vendor=10de,class=03")
     assert matches(selector, vendor="0x10DE", device="0x2330", class_code="0x030000", address="0000:23:00.0")

@@ -107,6 +107,25 @@ def test_a_parent_that_is_no_pci_function_has_no_address(tree: HostTree) -> None
     assert found.fault is None
 
 
+@pytest.mark.parametrize(("content", "node"), [(b"-1\n", None), (b"0\n", 0)])
+def test_its_numa_node_is_that_of_its_parent_if_that_has_one(
+    tree: HostTree, content: bytes, node: int | None
+) -> None:
+    tree.set_attribute(FUNCTION, "numa_node", content)
+    make_device(tree.root, tree.device_dir(FUNCTION))
+    assert (device(tree).numa_node, device(tree).fault) == (node, None)
+
+
+def test_on_a_node_with_iommufd_it_has_the_nodes_of_the_legacy_container_alone(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path, cdev=True)
+    tree.plug(CARD)
+    make_type(tree.device_dir(FUNCTION))
+    make_device(tree.root, tree.device_dir(FUNCTION))
+    (tree.root / "dev/vfio/devices/vfio3").touch()
+    assert (tree.root / "dev/iommu").exists()
+    assert device(tree).nodes == ("/dev/vfio/vfio", "/dev/vfio/70")
+
+
 @pytest.mark.parametrize(
     ("name", "read"),
     [("GRID T4-1Q\n", "GRID T4-1Q"), (None, "nvidia-593"), ("\n", "nvidia-593"), ("A\xff\n", "A\xff")],

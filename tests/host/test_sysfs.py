@@ -503,6 +503,14 @@ def test_all_facts_of_a_virtual_function(tree: HostTree) -> None:
     assert group != FLEX.group
 
 
+def test_a_virtual_function_without_a_numa_node_has_none_nor_that_of_its_physical_one(tree: HostTree) -> None:
+    tree.plug(FLEX)
+    tree.virtualize(FLEX.address, 1, "vfio-pci")
+    tree.set_attribute(FLEX_VFS[0], "numa_node", b"-1\n")
+    physical, virtual = reader(tree, ["vendor=8086"]).scan()
+    assert (physical.numa_node, virtual.numa_node, virtual.fault) == (1, None, None)
+
+
 def test_the_physical_function_is_read_with_a_virtual_one_whatever_is_selected(tree: HostTree) -> None:
     tree.plug(FLEX)
     tree.virtualize(FLEX.address, 2, "vfio-pci")

@@ -64,6 +64,20 @@ def test_a_function_with_and_without_a_type(tree: HostTree) -> None:
     assert function.nodes == ("/dev/vfio/vfio", f"/dev/vfio/{function.iommu_group}")
 
 
+def test_without_a_numa_node_it_has_none_nor_that_of_its_card(tree: HostTree) -> None:
+    tree.set_attribute(PF.address, "numa_node", b"1\n")
+    tree.set_attribute(VF, "numa_node", b"-1\n")
+    assert (found(tree, PF.address).numa_node, found(tree).numa_node) == (1, None)
+
+
+def test_the_attributes_that_answer_enxio_without_a_type_are_no_fault(tree: HostTree) -> None:
+    for name in ("gpu_instance_id", "placement_id"):
+        with pytest.raises(OSError, match="No such device or address"):
+            (tree.device_dir(VF) / "nvidia" / name).read_bytes()
+    function = found(tree)
+    assert (function.vgpu, function.fault) == (VendorVgpu(0, TYPES, "", vgpu(tree).driver_bind), None)
+
+
 def test_only_a_virtual_function_with_these_attributes_has_such_facts(tree: HostTree) -> None:
     assert found(tree, PF.address).vgpu is None
     assert found(tree, "0000:3b:00.5").vgpu is None, "the driver has not registered it"

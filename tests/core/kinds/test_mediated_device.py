@@ -20,9 +20,10 @@ from gpuactors.core.kinds.mediated_device import MEDIATED_DEVICE
 from gpuactors.core.reports.snapshot import PollTarget, project
 from gpuactors.core.step import step
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import Prepared, Unprepared
+from gpuactors.core.values.claim import AllocatedDevice, Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Grant, Granted, Ready, Refused
+from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.mediated import MediatedDevice
 from gpuactors.core.values.model import (
     CachedAnswer,
@@ -37,6 +38,7 @@ from gpuactors.core.values.model import (
 from gpuactors.core.values.naming import MEDIATED_ENV_PREFIX, env_name, mediated_resource, profile_resource
 from gpuactors.core.values.selector import parse_selector
 from gpuactors.core.values.slices import Attribute, ServerKeeps
+from gpuactors.core.values.vfio import BackendPolicy, VfioConfig
 from tests.core.builders import SETTINGS, gpu, mediated_device
 from tests.core.gpus.claim_core import DRIVER, ClaimCore, allocated, name
 from tests.observe.recording import RecordedSteps, write
@@ -198,6 +200,19 @@ def test_allocate_reads_it_again(core: Recorded) -> None:
     assert isinstance(refused, Refused)
 
 
+def test_one_of_another_type_among_several_refuses_them_all(core: Recorded) -> None:
+    """A virtual machine would start with one device fewer than it asked for, or not at all."""
+    small = DeviceKey(UUID[:-1] + "9")
+    core.made(mdev(small, 72, "NVIDIA A10-12Q", "nvidia-592"))
+    refused = allocate(core, UUID, small)
+    assert isinstance(refused, Refused)
+    assert small in refused.reason
+    core.mediated[OTHER_UUID] = mdev(OTHER_UUID, 71, "NVIDIA A10-12Q", "nvidia-592")
+    refused = allocate(core, UUID, OTHER_UUID)
+    assert isinstance(refused, Refused)
+    assert OTHER_UUID in refused.reason
+
+
 def test_before_a_start_it_is_looked_at_again(core: Recorded) -> None:
     allocate(core, UUID)
     core.others[A10_24Q, UUID] = "vm-1"
@@ -244,6 +259,7 @@ def test_one_that_is_made_later_is_listed_when_the_kernel_has_linked_its_type(
     made = mdev(late, 72)
     core.made(replace(made, type_id=None, type_name="", nodes=made.nodes if has_node else (CONTAINER,)))
     assert late not in core.device_list(A10_24Q)
+    assert set(core.state.published.device_lists) == {A10_24Q}, "it is listed under no other name"
     core.mediated[late] = made
     core.pass_time(UNSETTLED_INSPECTIONS_S[0] + 0.01)
     assert core.device_list(A10_24Q)[late] == "Healthy"
@@ -259,6 +275,17 @@ def test_one_that_is_removed_leaves_the_list_and_stays_while_a_pod_has_it(core: 
     del core.others[A10_24Q, UUID]
     core.pass_time(40)
     assert {a.key for a in core.state.published.device_lists.get(A10_24Q, ())} == set()
+
+
+def test_one_that_is_being_removed_leaves_the_list_with_its_type(core: Recorded) -> None:
+    """The kernel removes the link to its type first, then the driver, and then the device."""
+    core.made(replace(mdev(), type_id=None, type_name=""))
+    assert core.device_list(A10_24Q) == {OTHER_UUID: "Healthy"}
+    assert isinstance(allocate(core, UUID), Refused)
+    have(core, key=OTHER_UUID)
+    core.made(replace(mdev(OTHER_UUID, 71), type_id=None, type_name=""))
+    assert core.device_list(A10_24Q)[OTHER_UUID] == "Unhealthy", "a pod has it"
+    assert set(core.state.published.device_lists) == {A10_24Q}
 
 
 def test_one_that_comes_back_is_not_started_before_its_type_is_known(core: Recorded) -> None:
@@ -464,6 +491,30 @@ def test_its_slice_has_the_cards_place(core: Recorded) -> None:
         "productName": Attribute("string", "GA102GL [A10]"),
         "iommuGroup": Attribute("int", 70),
     }
+
+
+def test_without_a_numa_node_neither_list_nor_slice_nor_metadata_have_one() -> None:
+    core = a_core(mediated=(replace(mdev(), numa_node=None),))
+    (entry,) = core.state.published.device_lists[A10_24Q]
+    assert entry.numa_node is None
+    assert "resource.kubernetes.io/numaNode" not in slices(core)[0]
+    edits = MEDIATED_DEVICE.edits(*_claimed(core), (), VfioConfig())
+    assert "resource.kubernetes.io/numaNode" not in edits.attributes
+
+
+def test_a_claim_that_prefers_iommufd_gets_the_nodes_of_the_legacy_container(core: Recorded) -> None:
+    """The kernel has iommufd for an emulated IOMMU group, but KubeVirt does not use it for a mediated device."""
+    core.changed(replace(card(), iommufd=True))
+    edits = MEDIATED_DEVICE.edits(*_claimed(core), (), VfioConfig(BackendPolicy.PREFER_IOMMUFD))
+    assert nodes_of(edits) == (CONTAINER, "/dev/vfio/70")
+    assert "iommuFDEnabled" not in slices(core)[0]
+    granted = allocate(core, UUID)
+    assert isinstance(granted, Granted)
+    assert granted.containers[0].nodes == (CONTAINER, "/dev/vfio/70")
+
+
+def _claimed(core: Recorded) -> tuple[AllocatedDevice, Device]:
+    return AllocatedDevice("main", "node-1", f"mdev-{UUID}"), core.state.index.devices[UUID]
 
 
 def test_a_claim_has_its_uuid_in_both_spellings_and_no_pci_address(core: Recorded) -> None:

@@ -418,6 +418,16 @@ def test_its_slice_has_the_profile_and_what_the_card_is(core: Recorded) -> None:
     assert devices["gpu-0000-3b-00-4"].capacity == {}
 
 
+def test_without_a_numa_node_neither_list_nor_slice_have_one_nor_that_of_its_card() -> None:
+    core = core_with(replace(vf(1147, ONE_Q), numa_node=None), replace(card(), numa_node=1))
+    (entry,) = core.state.published.device_lists[ONE]
+    assert entry.numa_node is None
+    assert core.wanted.offer is not None
+    devices = {d.name: d for d in wanted_pool(core.wanted.offer, ServerKeeps.YES).devices}
+    shown = devices["gpu-0000-3b-00-4"].attributes
+    assert "resource.kubernetes.io/numaNode" not in shown
+
+
 def test_a_claim_is_prepared_and_unprepared_without_an_act(core: Recorded) -> None:
     claim = allocated(name("one"), VF)
     core.held_back = {"files"}

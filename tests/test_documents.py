@@ -186,7 +186,9 @@ NAMES_OF_OTHERS: Final = frozenset(
     {
         # the kernel's files, modules and parameters
         "driver_override", "drivers_probe", "enable_unsafe_noiommu_mode", "new_id", "nvgrace_gpu_vfio_pci",
-        "pcie_acs_override", "snd_hda_intel", "vfio_pci", "xhci_pci",
+        "pcie_acs_override", "snd_hda_intel", "sriov_numvfs", "vfio_pci", "xhci_pci",
+        # those of vGPUs
+        "gpu_instance_id", "mdev_type", "placement_id",
         # kubelet's directory and file, a flag of a process, SELinux' types
         "kubelet_internal_checkpoint", "plugins_registry", "no_new_privs",
         "container_device_plugin_t", "container_file_t", "spc_t", "var_lib_t",

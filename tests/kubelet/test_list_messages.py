@@ -44,7 +44,8 @@ def test_the_bytes_say_what_the_list_says(lists: list[DeviceList]) -> None:
     messages = ListMessages()
     for device_list in lists:
         message = pb.ListAndWatchResponse.parse(messages.of(device_list).SerializeToString())
-        nodes = [[n.id for n in d.topology.nodes] if d.topology else None for d in message.devices]
+        topologies = [device.topology for device in message.devices]
+        nodes = [None if t is None else [n.id for n in t.nodes] for t in topologies]
         assert nodes == [None if a.numa_node is None else [a.numa_node] for a in device_list]
         assert [(d.id, d.health) for d in message.devices] == [(a.id, str(a.health)) for a in device_list]
 

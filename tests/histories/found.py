@@ -472,6 +472,11 @@ FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
             "inspections and scans take long; a pod comes+0.7; the uevent watcher crashes; "
             "two cards are rescanned and swap their group numbers",
         ),
+        "a claim whose checkpoint is lost is deleted while its card gets another group, and no daemon runs": (
+            5593498958,
+            "a pod with a claim comes+0.001; the daemon is told to stop; reads of the ledger take long+3; "
+            "the checkpoint is lost; a card is pulled; a claim is deleted at the API server",
+        ),
     }.items()
 }
 """On nodes with claims, each with the seed of the schedule that shows it; one may have vGPUs as well."""

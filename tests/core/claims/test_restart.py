@@ -457,3 +457,21 @@ def test_a_gpu_without_a_driver_is_claimed_and_returned_to_none() -> None:
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
     core.unprepare(name("one"))
     assert core.driver(A) is None
+
+
+def test_the_files_of_a_claim_that_the_api_server_has_no_more_are_removed_where_the_checkpoint_is_lost() -> (
+    None
+):
+    """Its GPU may have got another group while no daemon ran, and the number in its files is the next tenant's. Found
+    by histories. It keeps its device, as kubelet lists it, and its files come back with the claim."""
+    core = ClaimCore(gpu(A, 22))
+    core.listed(name("one"), A)
+    core.feed(rebuilt(A))
+    entry = core.entry(name("one"))
+    assert (core.claim_state(name("one")), entry and entry.has_files) == (ClaimState.DRIFTED, False)
+    assert core.reason(A) == "in use by the claim default/one of pod default/one"
+    core.pass_time(2 * limits.CLAIM_COLLECT_S)
+    assert core.claim_state(name("one")) is ClaimState.DRIFTED
+    core.api = {"default/one": allocated(name("one"), A)}
+    assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
+    assert isinstance(core.answer(core.unprepare(name("one"))), Unprepared)

@@ -164,7 +164,7 @@ def prepare_asked(view: DriverView, event: PrepareAsked, at: float) -> Stepped:
         view.claims, event.token, ClaimCall(event.claim.uid, True, at + limits.CLAIM_ANSWER_S)
     )
     entry = _entry_of(claims, event.claim)
-    if entry.state is ClaimState.STOPPED and entry.claim is None:
+    if entry.is_unread:
         is_under_way = entry.intent > 0 or entry.name.uid in claims.reads
         return view.with_claims(claims if is_under_way else with_read(claims, entry.name.uid)), []
     view = view.with_claims(claims)
@@ -253,7 +253,7 @@ def read(view: DriverView, event: ClaimRead, at: float) -> Stepped:
         if event.missing:
             return _missing(view, entry, event.claim, at)
         return _unreadable(view, entry, event.claim, at, at + event.retry_in_s)
-    if entry.claim is None and entry.state is ClaimState.STOPPED:
+    if entry.is_unread:
         return _found_again(view, entry, event.claim), []
     if entry.state in _COLLECTED and not event.claim.results:
         reason = Failure("the API server has the claim, and it is not allocated here any more")
@@ -270,11 +270,13 @@ def read(view: DriverView, event: ClaimRead, at: float) -> Stepped:
 
 def _found_again(view: DriverView, entry: ClaimRecord, claim: Claim) -> DriverView:
     """Handle a claim whose record was restored from its files."""
-    invalid = _refused_by_content(view, claim)
-    if invalid is not None and invalid.cause is Cause.GONE and entry.has_unplaced_files:
+    invalid, is_stopped = _refused_by_content(view, claim), entry.state is ClaimState.STOPPED
+    if invalid is not None and invalid.cause is Cause.GONE and is_stopped and entry.has_unplaced_files:
         return transition(view, view.driver.claiming.found_again(entry, claim), ClaimTrigger.DRIFT)
     if invalid is not None:
         return view.with_record(replace(entry, why=invalid))
+    if entry.state is ClaimState.DRIFTED:
+        return view.with_record(view.driver.claiming.found_again(entry, claim))
     return transition(view, view.driver.claiming.found_again(entry, claim), ClaimTrigger.FETCHED)
 
 
@@ -293,6 +295,11 @@ def _missing(view: DriverView, entry: ClaimRecord, reason: Failure, at: float) -
         return not_prepared(view, entry, Reason(Cause.CLAIM_NOT_FOUND, reason))
     if entry.state not in _COLLECTED:
         return view, []
+    if entry.state is ClaimState.STOPPED and entry.has_unplaced_files:
+        # Nobody can say any more where its devices were when its files were written.
+        why = Reason(Cause.CLAIM_NOT_FOUND, reason)
+        view = transition(view, replace(entry, why=why), ClaimTrigger.DRIFT)
+        entry = view.claims.entries[entry.name.uid]
     if entry.missing == 0 or not _is_unlisted(view, entry):
         counted = int(_is_unlisted(view, entry))
         again = replace(entry, missing=counted, collect_at=at + limits.CLAIM_COLLECT_S)

@@ -198,7 +198,7 @@ def _further(view: DriverView, entry: ClaimRecord, at: float, calls: Collection[
             return transition(view, entry, ClaimTrigger.ABANDONED), []
         case ClaimState.VERIFYING:
             return _verified(view, entry, at)
-        case ClaimState.DRIFTED if not entry.has_files:
+        case ClaimState.DRIFTED if not (entry.has_files or entry.is_unread):
             return _returned_to_files(view, entry, at, is_asked=bool(calls))
         case ClaimState.RESERVED if claims.durable >= entry.intent:
             return transition(view, entry, ClaimTrigger.DURABLE), []

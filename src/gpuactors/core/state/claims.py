@@ -143,6 +143,12 @@ class ClaimRecord(Struct, frozen=True, gc=False):
         return self.state is ClaimState.RELEASING and why is not None and why.cause is Cause.DIRECTORY_LEFT
 
     @property
+    def is_unread(self) -> bool:
+        """True if it was found out without the checkpoint, and has not been read from the API server since: what it
+        asks for is not known."""
+        return self.claim is None and self.state in (ClaimState.STOPPED, ClaimState.DRIFTED)
+
+    @property
     def has_unplaced_files(self) -> bool:
         """True if it was restored from its files, without a checkpoint: where its devices were when they were
         written is not known, and a number in them may be another tenant's by now."""

@@ -5,8 +5,8 @@ requests an inspection of each of its devices, a poll of the groups' use and a r
 their results. After a uevent of a device, and after uevents were missed, it waits for the inspection that follows: an
 earlier one may have read a group number that another device has now. A read of the ledger that was requested just
 before the call counts as well. No call is refused because of an owner before kubelet was asked for that pod, after the
-call came (Get): kubelet allocates what its ledger has free *now*, so the owner may have just left. If the ledger cannot
-be read, its last known contents count.
+call came (Get, or List where its name is not known): kubelet allocates what its ledger has free *now*, so the owner may
+have just left. If the ledger cannot be read, its last known contents count.
 
 Kubelet may ask for a device that a pod has already: an init container's is reused by the pod's next container. It does
 so by mistake as well, when List has made it forget an Allocate in flight (`host/asking.py`). The pod's cgroup tells the

@@ -12,7 +12,10 @@ an Allocate of gpuactors. Allocates of other plugins cannot be seen, so List is 
 - the names of pods: the file has UIDs. Get asks for a pod by its name, so one List is for all pods since the last one;
 - DRA claims of other drivers: asked for when a pod has come (its cgroup), a group is in use without a known owner, or
   a claim of gpuactors is to get a GPU;
-- whether a kubelet that has just started knows its pods (`ledger/kubelet_startup.py`).
+- whether a kubelet that has just started knows its pods (`ledger/kubelet_startup.py`);
+- whether kubelet still has a pod without a known name for which a call would be refused: it has come just now, and may
+  have been force-deleted while its process runs on. This one List is during an Allocate. At the beginning of that one
+  kubelet has freed the devices of ended pods, so it forgets only if another pod has ended since.
 
 Must not decide when the ledger is read: `schedule.py` does that.
 """
@@ -55,16 +58,17 @@ LIST_AGAIN_S: Final = 1.0
 def question(state: NodeState, at: float) -> Asking:
     """Return what a read that is requested at `at` asks kubelet."""
     asking = state.kubelet.ledger.asking
-    if may_list(state, at) and list_due_at(state) <= at:
+    doubted = [a for call in state.calls.waiting.values() if call.doubted is not None for a in call.seen]
+    owners = list(_pods(_of_groups(state, doubted)))
+    is_due = may_list(state, at) and list_due_at(state) <= at
+    if is_due or (asking.has_get and not all(pod.name for pod in owners)):
         asking = replace(asking, lists=True, wanted=False, listed_at=at, gap_s=at - asking.listed_at)
     else:
         asking = replace(asking, lists=False)
     if not asking.has_get:
         return replace(asking, pods=())
-    if doubted_devices := [
-        a for call in state.calls.waiting.values() if call.doubted is not None for a in call.seen
-    ]:
-        return replace(asking, pods=tuple(_named(_pods(_of_groups(state, doubted_devices)))[:GETS_MAX]))
+    if doubted:
+        return replace(asking, pods=tuple(_named(owners)[:GETS_MAX]))
     if state.calls.waiting:
         return replace(asking, pods=())
     unplaced = (c.pod for c in state.kubelet.ledger.unplaced if c.pod is not None)

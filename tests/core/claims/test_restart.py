@@ -7,17 +7,20 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.claims.outputs import ClaimsWanted, ServingWanted
+from gpuactors.core.claims.restoration import gpus_by_name
 from gpuactors.core.claims.view import with_claims
 from gpuactors.core.events.claims import CheckpointRead, CheckpointRefused
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, ShutdownRequested, SuccessorLost
-from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, StoredEntry
+from gpuactors.core.kinds.table import slice_name
+from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, StoredEntry, gpus_of
 from gpuactors.core.state.gpus import GpuSettings
-from gpuactors.core.values.claim import ClaimsOf, OriginalDriver, Prepared, Target, Unprepared
+from gpuactors.core.values.claim import ClaimsOf, OpaqueConfig, OriginalDriver, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Elsewhere, Granted
-from gpuactors.core.values.model import PciAddress, PciFunction, device_key
+from gpuactors.core.values.mediated import MediatedDevice
+from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction, device_key
 from gpuactors.core.values.prebound import OperatorsList
-from tests.core.builders import SETTINGS, A, B, audio, gpu
+from tests.core.builders import SETTINGS, A, B, audio, gpu, mediated_device
 from tests.core.gpus.claim_core import (
     CLAIM_SETTINGS,
     ON_HOST,
@@ -27,6 +30,7 @@ from tests.core.gpus.claim_core import (
     core_with,
     name,
 )
+from tests.support.mdev_files import UUID
 
 AUDIO = "0000:01:00.1"
 
@@ -205,6 +209,8 @@ def test_a_claim_found_out_from_its_files_that_is_not_allocated_any_more_is_not_
     core.api = {"default/one": replace(allocated(name("one"), A), results=None)}
     core.feed(rebuilt(A))
     assert "not allocated" in core.refusal(core.prepare(name("one")))
+    entry = core.entry(name("one"))
+    assert (core.claim_state(name("one")), entry and entry.has_files) == (ClaimState.DRIFTED, False)
 
 
 def test_a_checkpoint_of_a_newer_version_is_not_touched_and_no_claim_is_served() -> None:
@@ -459,19 +465,73 @@ def test_a_gpu_without_a_driver_is_claimed_and_returned_to_none() -> None:
     assert core.driver(A) is None
 
 
-def test_the_files_of_a_claim_that_the_api_server_has_no_more_are_removed_where_the_checkpoint_is_lost() -> (
-    None
-):
-    """Its GPU may have got another group while no daemon ran, and the number in its files is the next tenant's. Found
-    by histories. It keeps its device, as kubelet lists it, and its files come back with the claim."""
-    core = ClaimCore(gpu(A, 22))
-    core.listed(name("one"), A)
-    core.feed(rebuilt(A))
+# --- files that nobody can place any more -------------------------------------------------------------------------
+
+
+INVALID = OpaqueConfig(False, (), {"apiVersion": "gpuactors.io/v1", "kind": "Unknown"})
+ANSWERS = {
+    "it has no such claim": None,
+    "it is not allocated": replace(allocated(name("one")), results=None),
+    "its configuration is invalid": replace(allocated(name("one")), configs=(INVALID,)),
+    "it is there": allocated(name("one")),
+}
+
+
+def found_out(device: DeviceKey, answer: str, *mediated: MediatedDevice) -> ClaimCore:
+    """A daemon that starts without its checkpoint, beside the files of the claim `one`. Its device may have got another
+    group while no daemon ran."""
+    core = ClaimCore(gpu(A, 22, driver="nvidia" if mediated else "vfio-pci"))
+    core.made(*mediated)
+    core.listed(name("one"), device)
+    if (claim := ANSWERS[answer]) is not None:
+        own = allocated(name("one"), device)
+        core.api = {"default/one": replace(claim, results=own.results if claim.results is not None else None)}
+    gpus = GpuReservation(gpus_by_name([slice_name(device)]))
+    entry = StoredEntry(name("one"), ClaimState.PREPARED, None, gpus)
+    core.feed(CheckpointRead((entry,), (), "it is lost", driver_kind=ClaimsOf.GPUS))
+    return core
+
+
+@pytest.mark.parametrize("is_mediated", [False, True], ids=["function", "mediated device"])
+@pytest.mark.parametrize("answer", [a for a in ANSWERS if a != "it is there"])
+def test_files_of_a_claim_without_a_checkpoint_are_removed_if_it_cannot_be_prepared(
+    answer: str, is_mediated: bool
+) -> None:
+    """The number in its files may be the next tenant's. Found by histories. It keeps its device, as kubelet lists it,
+    and its files come back with the claim."""
+    half = mediated_device(DeviceKey(UUID), 70, PciAddress(A), "NVIDIA A40-8Q")
+    device = half.key if is_mediated else device_key(A)
+    core = found_out(device, answer, *([half] if is_mediated else []))
     entry = core.entry(name("one"))
     assert (core.claim_state(name("one")), entry and entry.has_files) == (ClaimState.DRIFTED, False)
-    assert core.reason(A) == "in use by the claim default/one of pod default/one"
+    assert "default/one" in core.state.index.owners[device].name
     core.pass_time(2 * limits.CLAIM_COLLECT_S)
     assert core.claim_state(name("one")) is ClaimState.DRIFTED
-    core.api = {"default/one": allocated(name("one"), A)}
+    core.api = {"default/one": allocated(name("one"), device)}
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
     assert isinstance(core.answer(core.unprepare(name("one"))), Unprepared)
+
+
+def test_files_stay_while_the_api_server_cannot_say_whether_the_claim_exists() -> None:
+    core = ClaimCore(gpu(A, 22))
+    core.held_back = {"read"}
+    core.feed(rebuilt(A))
+    core.pass_time(2 * limits.CLAIM_COLLECT_S)
+    entry = core.entry(name("one"))
+    assert (core.claim_state(name("one")), entry and entry.has_files) == (ClaimState.STOPPED, True)
+
+
+def test_the_files_of_a_claim_whose_device_is_gone_come_back_with_it() -> None:
+    core = found_out(device_key(B), "it is there")
+    assert core.claim_state(name("one")) is ClaimState.DRIFTED
+    core.changed(gpu(B, 23))
+    assert core.claim_state(name("one")) is ClaimState.PREPARED
+
+
+def test_a_mediated_device_without_a_checkpoint_gets_files_with_its_present_group() -> None:
+    half = mediated_device(DeviceKey(UUID), 70, PciAddress(A), "NVIDIA A40-8Q")
+    core = found_out(half.key, "it is there", half)
+    entry = core.entry(name("one"))
+    assert entry is not None
+    assert entry.state is ClaimState.PREPARED
+    assert [gpu.group for gpu in gpus_of(entry).gpus] == [70]

@@ -35,7 +35,8 @@ def answer_of(claims: Claims, call: ClaimCall, at: float) -> Prepared | Unprepar
             return Prepared(entry.given)
         if entry.state is ClaimState.PREPARED:
             return _refusal(entry.why) if entry.why is not None else prepared(claims, entry)
-        if entry.state is ClaimState.STOPPED and entry.name.uid not in claims.reads and entry.why is not None:
+        is_stuck = entry.state is ClaimState.STOPPED or entry.is_unread
+        if is_stuck and entry.name.uid not in claims.reads and entry.why is not None:
             return _refusal(entry.why)
     return _late(claims, entry) if call.deadline <= at else None
 

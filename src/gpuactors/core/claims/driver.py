@@ -48,7 +48,7 @@ class Claiming(Protocol):
     def with_claim(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         """Keep the claim as it was read, with what this driver needs of it at every event."""
 
-    def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
+    def found_again(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         """Keep a claim that was read again after its entry was restored from its files, as the checkpoint is lost."""
 
     def request_reads(self, state: NodeState, entry: ClaimRecord, at: float) -> tuple[NodeState, ClaimRecord]:

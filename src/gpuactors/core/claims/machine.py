@@ -270,14 +270,13 @@ def read(view: DriverView, event: ClaimRead, at: float) -> Stepped:
 
 def _found_again(view: DriverView, entry: ClaimRecord, claim: Claim) -> DriverView:
     """Handle a claim whose record was restored from its files."""
-    invalid, is_stopped = _refused_by_content(view, claim), entry.state is ClaimState.STOPPED
-    if invalid is not None and invalid.cause is Cause.GONE and is_stopped and entry.has_unplaced_files:
-        return transition(view, view.driver.claiming.found_again(entry, claim), ClaimTrigger.DRIFT)
-    if invalid is not None:
+    invalid = _refused_by_content(view, claim)
+    if invalid is not None and invalid.cause is not Cause.GONE:
         return view.with_record(replace(entry, why=invalid))
-    if entry.state is ClaimState.DRIFTED:
-        return view.with_record(view.driver.claiming.found_again(entry, claim))
-    return transition(view, view.driver.claiming.found_again(entry, claim), ClaimTrigger.FETCHED)
+    found = view.driver.claiming.found_again(view.state, entry, claim)
+    if invalid is not None or entry.state is ClaimState.DRIFTED:
+        return view.with_record(replace(found, why=invalid))  # its files come back with the device
+    return transition(view, found, ClaimTrigger.FETCHED)
 
 
 def _refused_by_content(view: DriverView, claim: Claim) -> Reason | None:
@@ -295,11 +294,8 @@ def _missing(view: DriverView, entry: ClaimRecord, reason: Failure, at: float) -
         return not_prepared(view, entry, Reason(Cause.CLAIM_NOT_FOUND, reason))
     if entry.state not in _COLLECTED:
         return view, []
-    if entry.state is ClaimState.STOPPED and entry.has_unplaced_files:
-        # Nobody can say any more where its devices were when its files were written.
-        why = Reason(Cause.CLAIM_NOT_FOUND, reason)
-        view = transition(view, replace(entry, why=why), ClaimTrigger.DRIFT)
-        entry = view.claims.entries[entry.name.uid]
+    if entry.has_unplaced_files:
+        entry = replace(entry, why=Reason(Cause.CLAIM_NOT_FOUND, reason))
     if entry.missing == 0 or not _is_unlisted(view, entry):
         counted = int(_is_unlisted(view, entry))
         again = replace(entry, missing=counted, collect_at=at + limits.CLAIM_COLLECT_S)
@@ -385,11 +381,7 @@ def act_failed(view: DriverView, event: ActFailed, at: float) -> Stepped:
     why = Reason(_FAULTS[event.fault], event.reason)
     stopped = replace(failed, acts={}, why=why, retry_at=again_at)
     on = ClaimTrigger.DELAYED if delayed else ClaimTrigger.FAILED
-    view = transition(view, stopped, on)
-    after = view.claims.entries[entry.name.uid]
-    if after.state is ClaimState.STOPPED and entry.has_unplaced_files:
-        view = transition(view, after, ClaimTrigger.DRIFT)
-    return view, [*lines, line]
+    return transition(view, stopped, on), [*lines, line]
 
 
 def _other_act_over(view: DriverView, event: ActDone | ActFailed, at: float) -> Stepped:

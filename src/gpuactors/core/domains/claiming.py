@@ -77,7 +77,7 @@ class DomainClaiming:
             own_config = None if isinstance(config, ConfigFault) else config
         return replace(entry, claim=claim, reservation=DomainReservation(own_config, own))
 
-    def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
+    def found_again(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         """Restore a claim from its files. Its domain's name and the host's facts are read before its files are written
         again (`unmet_prerequisite`)."""
         entry = self.with_claim(entry, claim)

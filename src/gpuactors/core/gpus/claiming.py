@@ -44,10 +44,12 @@ class GpuClaiming:
     def with_claim(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         return replace(entry, claim=claim)
 
-    def found_again(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
-        """Keep only the devices that the claim has for itself: its files name those with admin access as well."""
+    def found_again(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
+        """Keep only the devices that the claim has for itself: its files name those with admin access as well. One that
+        no act binds is taken as it is now, as no act sees its group."""
         own = _own_addresses(claim)
-        return with_gpus(replace(entry, claim=claim), [g for g in gpus_of(entry).gpus if g.key in own])
+        gpus = [g if g.functions else claimed_gpu(state, g.key) for g in gpus_of(entry).gpus if g.key in own]
+        return with_gpus(replace(entry, claim=claim), gpus)
 
     def request_reads(self, state: NodeState, entry: ClaimRecord, at: float) -> tuple[NodeState, ClaimRecord]:
         entry = replace(entry, since=state.host.inspections.last, since_at=at)

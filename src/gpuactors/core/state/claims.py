@@ -76,7 +76,7 @@ class GpuReservation(Struct, frozen=True, gc=False, tag="gpus"):
     def is_unplaced(self) -> bool:
         """True if it was restored from the claim's files: where the devices were when these were written is not
         known."""
-        models = [function.ids for gpu in self.gpus for function in gpu.functions]
+        models = [model for gpu in self.gpus for model in (gpu.model, *(f.ids for f in gpu.functions))]
         return bool(models) and not any(models) and not self.bound
 
 
@@ -147,6 +147,11 @@ class ClaimRecord(Struct, frozen=True, gc=False):
         """True if it was found out without the checkpoint, and has not been read from the API server since: what it
         asks for is not known."""
         return self.claim is None and self.state in (ClaimState.STOPPED, ClaimState.DRIFTED)
+
+    @property
+    def is_unanswered(self) -> bool:
+        """True if the API server has not answered yet whether it has the claim."""
+        return self.is_unread and self.why is not None and self.why.cause is Cause.API_SERVER_FAILED
 
     @property
     def has_unplaced_files(self) -> bool:

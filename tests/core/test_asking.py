@@ -3,6 +3,7 @@ without it decides an Allocate."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -13,16 +14,19 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import PredecessorGone, Ticked
 from gpuactors.core.events.host import FunctionInspected
 from gpuactors.core.events.kubelet import KubeletAppeared, LedgerRead, LedgerUnreadable
-from gpuactors.core.host.asking import LIST_NAMES_S, LIST_S, LIST_UNSEEN_S, may_list
+from gpuactors.core.host.asking import LIST_NAMES_S, LIST_S, LIST_UNSEEN_S, may_list, question
 from gpuactors.core.ledger.books import ADMISSION_S
 from gpuactors.core.ledger.kubelet_startup import LEDGER_API_AWAY_S
 from gpuactors.core.ledger.ledger import LIST_HELD_S
 from gpuactors.core.reports.snapshot import LedgerWanted, project
+from gpuactors.core.state import with_waiting
 from gpuactors.core.step import TAKE_OVER_LEDGER_S
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Granted, Refused, Reply
 from gpuactors.core.values.model import (
     NO_PODS,
+    Call,
+    CallKind,
     ClaimedDevice,
     DeviceId,
     LedgerEntry,
@@ -32,10 +36,12 @@ from gpuactors.core.values.model import (
     PodAnswer,
     PodLife,
     ResourceName,
+    Role,
     RunningKubelet,
     SeenPods,
     Settings,
     Token,
+    device_key,
 )
 from gpuactors.core.values.owner import Owner
 from tests.core.builders import H100, SETTINGS, A, B, Core, allocate_call, gpu, only
@@ -330,6 +336,29 @@ def test_a_pod_that_is_force_deleted_before_its_name_is_known_does_not_keep_the_
     before = core.lists
     assert isinstance(only(Granted, core.allocate(token=U)), Granted)
     assert core.lists == before + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "lists"),
+    [
+        (CallKind.ALLOCATE, Role.SERVING, True),
+        (CallKind.PRE_START, Role.SERVING, False),
+        (CallKind.ALLOCATE, Role.HANDED_OVER, False),
+    ],
+)
+def test_kubelet_is_asked_for_its_list_only_for_an_allocate_of_the_daemon_that_serves(
+    kind: CallKind, role: Role, lists: bool
+) -> None:
+    """A call of PreStartContainer waits for the old process. What a daemon that has handed over hears decides nothing,
+    and it does not know the Allocates of its successor."""
+    core = Kubelet()
+    assert isinstance(core.allocate()[0], Granted)
+    core.file[A], core.lives["u1"] = "u1", PodLife.RUNNING
+    core.pass_time(1.0)
+    last = core.state.host.inspections.last
+    call = Call(kind, H100, ((DeviceId(A),),), {device_key(A): ()}, last, math.inf, doubted=last)
+    state = replace(core.state, daemon=replace(core.state.daemon, role=role))
+    assert question(with_waiting(state, {U: call}), core.at).lists is lists
 
 
 def with_two_calls() -> Kubelet:

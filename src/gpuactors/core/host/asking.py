@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.model import Asking, CallKind, DeviceKey, Pod, Role, device_key
+from gpuactors.core.values.model import Asking, Call, CallKind, DeviceKey, Pod, Role, device_key
 from gpuactors.core.values.owner import Owner
 
 GETS_MAX: Final = 8
@@ -58,23 +58,34 @@ LIST_AGAIN_S: Final = 1.0
 def question(state: NodeState, at: float) -> Asking:
     """Return what a read that is requested at `at` asks kubelet."""
     asking = state.kubelet.ledger.asking
-    doubted = [a for call in state.calls.waiting.values() if call.doubted is not None for a in call.seen]
-    owners = list(_pods(_of_groups(state, doubted)))
+    doubted = [call for call in state.calls.waiting.values() if call.doubted is not None]
     is_due = may_list(state, at) and list_due_at(state) <= at
-    if is_due or (asking.has_get and not all(pod.name for pod in owners)):
+    if is_due or (asking.has_get and _is_refused_by_unnamed(state, doubted)):
         asking = replace(asking, lists=True, wanted=False, listed_at=at, gap_s=at - asking.listed_at)
     else:
         asking = replace(asking, lists=False)
     if not asking.has_get:
         return replace(asking, pods=())
     if doubted:
-        return replace(asking, pods=tuple(_named(owners)[:GETS_MAX]))
+        return replace(asking, pods=tuple(_named(_owners_of(state, doubted))[:GETS_MAX]))
     if state.calls.waiting:
         return replace(asking, pods=())
     unplaced = (c.pod for c in state.kubelet.ledger.unplaced if c.pod is not None)
     named = _named([*_ours(state), *unplaced])
     pods = tuple(_next(named, asking.last_pod))
     return replace(asking, pods=pods, last_pod=_name(pods[-1]) if pods else asking.last_pod)
+
+
+def _is_refused_by_unnamed(state: NodeState, doubted: Iterable[Call]) -> bool:
+    """Return whether an Allocate would be refused because of a pod that Get cannot ask for. A call of
+    PreStartContainer can wait for the name, and one of a daemon that does not serve is nobody's answer."""
+    allocates = [call for call in doubted if call.kind is CallKind.ALLOCATE]
+    return state.daemon.role is Role.SERVING and not all(pod.name for pod in _owners_of(state, allocates))
+
+
+def _owners_of(state: NodeState, calls: Iterable[Call]) -> list[Pod]:
+    devices = [device for call in calls for device in call.seen]
+    return list(_pods(_of_groups(state, devices)))
 
 
 def may_list(state: NodeState, at: float) -> bool:

@@ -62,6 +62,18 @@ def lists_are_as_expected(script: Script, look: Callable[[World], None]) -> None
     assert looked == [script[-1]]
 
 
+def test_an_older_id_means_the_other_card_of_the_group_when_the_one_that_was_taken_for_it_is_gone() -> None:
+    """The first card had been another pod's, by kubelet's file, so the second one was taken for `1`. That was plugged
+    in later, and is gone now."""
+    script = parse_script(
+        "a pod for two cards comes+0.001; the daemon is told to stop; a pod is force-deleted+0.001; "
+        f"{OLDER}; plug a second card into the group; a daemon starts+0.001; unplug the second card"
+    )
+    played = play(script, 711202759)
+    assert played.failure is None, played.failure
+    assert played.script == script
+
+
 def test_an_older_plugin_gives_two_cards_away() -> None:
     played = play(TWO, SEED)
     assert played.failure is None, played.failure

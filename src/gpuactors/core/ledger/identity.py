@@ -79,9 +79,10 @@ def _named(state: NodeState) -> NodeState:
     index, pending, before = state.index, state.kubelet.pending_allocations, state.kubelet.resolved
     stale = [] if index.unlisted <= pending.keys() else [n for n in index.unlisted if n not in pending]
     unknown = [*index.unresolved, *filterfalse(before.__contains__, pending)]
-    if not (stale or unknown):
+    corrected = _corrected(index, before)
+    if not (stale or unknown or corrected):
         return state
-    targets = dict(before)
+    targets = {**before, **corrected}
     for name in stale:
         del targets[name]
     targets |= {n: Resolved(DeviceKey(n[1])) for n in unknown if is_key(n[1])}
@@ -90,7 +91,7 @@ def _named(state: NodeState) -> NodeState:
         targets |= _resolved_older(state, older, targets)
     return (
         replace(state, kubelet=replace(state.kubelet, resolved=targets))
-        if stale or any(n in targets for n in unknown)
+        if stale or corrected or any(n in targets for n in unknown)
         else state
     )
 
@@ -122,8 +123,23 @@ def _resolved_older(
             older[name] = Resolved(listed[name])
         elif group_members := members.get((resource, device_id)):
             free = [a for a in group_members if (resource, a) not in taken]
-            older[name] = Resolved((free or group_members)[0])
+            key = (free or group_members)[0]
+            older[name] = Resolved(key, others=tuple(a for a in group_members if a != key))
     return older
+
+
+def _corrected(index: Index, targets: Mapping[Named, Resolved]) -> dict[Named, Resolved]:
+    """Return the names that mean another device of the group than was thought, as that one is gone and another is
+    there. A device that came into the group later is not meant."""
+    mistaken = [n for n, key in index.aliases.items() if targets[n].others and key not in index.present]
+    taken = {(resource, target.key) for (resource, _), target in targets.items()} if mistaken else set()
+    corrected: dict[Named, Resolved] = {}
+    for name in mistaken:
+        others = targets[name].others
+        free = (key for key in others if key in index.present and (name[0], key) not in taken)
+        if (key := next(free, None)) is not None:
+            corrected[name] = Resolved(key, others=tuple(a for a in others if a != key))
+    return corrected
 
 
 def _with_models(state: NodeState, unsettled: Iterable[Named], index: Index) -> NodeState:

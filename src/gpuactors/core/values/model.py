@@ -707,6 +707,8 @@ class Resolved(Struct, frozen=True, gc=False):
     that found no function."""
     inspection_requested: bool = False
     """True if an inspection was requested, as the scan, which reads only selected functions, had not shown it."""
+    others: tuple[DeviceKey, ...] = ()
+    """The other devices that the ID may mean as well: an older plugin's group number means one of the group."""
 
 
 class Role(StrEnum):

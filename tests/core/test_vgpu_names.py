@@ -120,6 +120,13 @@ def test_a_number_is_looked_up_in_the_bind_that_it_was_read_in(
     assert names_of(VendorVgpu(number, driver_bind=bind), CARD, None, ()) == ()
 
 
+def test_a_function_s_own_list_names_its_type_where_those_of_the_card_are_not_known() -> None:
+    """Found by histories: its card was unplugged before the daemon had read a list, and a process had it open."""
+    own = VendorVgpu(1147, ((1147, "NVIDIA L40S-1Q"), (1148, "NVIDIA L40S-2Q")))
+    assert names_of(own, CARD, None, ()) == ("NVIDIA L40S-1Q",)
+    assert names_of(own, CARD, CardTypes(BIND, {1147: ("of another bind",)}), ()) == ("NVIDIA L40S-1Q",)
+
+
 def test_the_operator_s_name_comes_first_and_that_for_a_card_before_that_for_all() -> None:
     own = (OwnVgpuType(None, 1147, "for all"), OwnVgpuType(CARD, 1147, "for one"), OwnVgpuType(None, 9, "A"))
 

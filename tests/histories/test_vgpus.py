@@ -55,6 +55,9 @@ HISTORIES: Final = {
     ),
     "a reboot takes the mediated devices": f"{MADE}@3+3; {MDEV_POD}+3; the node reboots+3; {MADE}@3+3",
     "pods get vGPUs of two types": f"{ON}@4+3; {TYPED}@4+3; {TYPED}@22+11; {VGPU_POD}+3; {VGPU_POD}@6+3; a pod ends+3",
+    "a card is unplugged before a daemon has read its lists, and its vGPU is open": (
+        f"{ON}@490+0.05; {TYPED}@334+0.05; an external process opens a vGPU@250+0.001; unplug@502"
+    ),
     "a vGPU of nobody gets another type": f"{ON}@4+3; {TYPED}@4+11; {TYPED}@16+11; {VGPU_POD}@6+3; {VGPU_POD}+3",
     "the machine of a pod has ended, and its vGPU gets another type": (
         f"{ON}@4+3; {TYPED}@4+11; {VGPU_POD}+3; a virtual machine ends by itself; {TYPED}@16+11; a pod ends+11"

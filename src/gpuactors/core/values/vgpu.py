@@ -71,7 +71,8 @@ def names_of(
     of the card's lists. Empty if it has no type or no name; several if the lists contradict each other.
 
     `card` is the function's physical function, and `types` are those of this card. The types of another bind of its
-    driver say nothing: the same number may mean another type.
+    driver say nothing: the same number may mean another type. Then only the function's own list counts, which was read
+    with its type: so it is of a card that is being unplugged while its virtual function is in use.
     """
     if vgpu is None or not vgpu.type:
         return ()
@@ -79,7 +80,7 @@ def names_of(
     if names:
         return (names.get(card) or names[None],)
     if types is None or types.driver_bind != vgpu.driver_bind:
-        return ()
+        return tuple(sorted({name for number, name in vgpu.creatable if number == vgpu.type}))
     return types.names.get(vgpu.type, ())
 
 

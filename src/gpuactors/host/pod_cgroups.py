@@ -121,7 +121,7 @@ def _life(path: str) -> PodLife:
         # The time first: a process that starts between the two reads is no sign of a pod that has stopped.
         usage = _USAGE.search(_read(path, "cpu.stat"))
         has_run = usage is not None and int(usage[1]) > 0
-        return _named("populated 1" in _read(path, "cgroup.events"), has_run)
+        return _life_of(has_process="populated 1" in _read(path, "cgroup.events"), has_run=has_run)
     except FileNotFoundError:
         return PodLife.ABSENT
 
@@ -134,12 +134,12 @@ def _life_v1(times: str, tasks: str) -> PodLife:
     except FileNotFoundError:
         return PodLife.ABSENT
     try:
-        return _named(int(_read(tasks, "pids.current")) > 0, has_run)
+        return _life_of(has_process=int(_read(tasks, "pids.current")) > 0, has_run=has_run)
     except FileNotFoundError as exc:
         raise ValueError(f"{tasks} does not exist") from exc
 
 
-def _named(has_process: bool, has_run: bool) -> PodLife:
+def _life_of(*, has_process: bool, has_run: bool) -> PodLife:
     if has_process:
         return PodLife.RUNNING
     return PodLife.STOPPED if has_run else PodLife.STARTING

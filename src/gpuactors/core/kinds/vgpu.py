@@ -54,10 +54,8 @@ class Vgpus(PciFunctions):
         return _typed({address: inputs_of(function) for address, function in typed.items()}).values()
 
     def blocker(self, device: Device, use: Observed | None) -> Reason | None:
-        if (
-            blocker := _unnamed(device) or made_by_another(device.made_by) or without_physical(device)
-        ) is not None:
-            return blocker
+        if (reason := _not_ours_to_give(device)) is not None:
+            return reason
         if not device.has_backing:
             return self.not_backed(device)
         return super().blocker(device, use)
@@ -74,12 +72,7 @@ class Vgpus(PciFunctions):
         )
 
     def never_given(self, device: Device) -> Reason | None:
-        return (
-            without_group(device.units[0])
-            or _unnamed(device)
-            or made_by_another(device.made_by)
-            or without_physical(device)
-        )
+        return without_group(device.units[0]) or _not_ours_to_give(device)
 
     def to_bind(self, device: Device) -> tuple[PciFunction, ...]:
         return ()
@@ -170,6 +163,10 @@ def _why_unnamed(function: PciFunction, names: tuple[str, ...]) -> str:
         f"its vGPU type {vgpu.type} has no known name: gpuactors has seen it in no list of {card} since the driver of "
         f"that was bound{unlisted}; {remedy}"
     )
+
+
+def _not_ours_to_give(device: Device) -> Reason | None:
+    return _unnamed(device) or made_by_another(device.made_by) or without_physical(device)
 
 
 def _unnamed(device: Device) -> Reason | None:

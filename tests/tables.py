@@ -223,6 +223,8 @@ LABEL_VALUES: Final[Mapping[str, str]] = {
     "pod_namespace": "of the pod that has the GPU; empty if it has none",
     "pod_name": "of the pod that has the GPU; empty where only its UID is known",
     "pod_uid": "of the pod that has the GPU",
+    "vm": "of the VirtualMachineInstance whose pod has the GPU: `vm-1`; empty if it is no virtual machine, or "
+    "[not known](#gpus-by-virtual-machine)",
     "driver": "the DRA driver: `gpu.nvidia.com`, `compute-domain.nvidia.com`",
     "actor": "the part of the daemon, as in the log line `actor.restarting`",
     "version": "the version of the daemon",

@@ -11,7 +11,11 @@ from click.shell_completion import ShellComplete
 
 from gpuactors.cli.commands import cli
 from gpuactors.cli.completion import SHELLS, VARIABLE, ColonBash, script
+from gpuactors.control.about import About
+from gpuactors.control.client import Running
+from gpuactors.control.node_view import view_of
 from gpuactors_simulation.run import list_scenarios
+from tests.core.builders import Core, gpu
 
 
 def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -45,6 +49,19 @@ def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 )
 def test_what_is_offered(line: str, values: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(offered(line, monkeypatch)) == sorted(values)
+
+
+def test_explain_is_offered_a_pod_and_its_virtual_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Core(gpu("23:00.0", 1), gpu("24:00.0", 2))
+    core.ledger = {"0000:23:00.0": "virt-launcher-db-x7k2p", "0000:24:00.0": "vm-1"}
+    core.pass_time(60)
+    running = Running(4711, "1", About("gpu-17"), view_of(core.state, core.at))
+    monkeypatch.setattr("gpuactors.control.client.read_status", lambda *_: running)
+    assert sorted(offered("explain default/", monkeypatch)) == [
+        "default/db",
+        "default/virt-launcher-db-x7k2p",
+        "default/vm-1",
+    ]
 
 
 def test_without_a_daemon_nothing_is_offered_to_explain_and_nothing_is_said(

@@ -17,10 +17,18 @@ CALLS: Final = 30
 
 MEMORY_BYTES: Final = 52428800
 
-OF_THE_POD: Final = (
-    f'gpuactors_device_owner_info{{container="gpuactors",gpu="{A}",node="n1",pod_name="vm-1",'
-    f'pod_namespace="default",resource="{H100}"}}'
+VM: Final = "vm-1"
+LAUNCHER: Final = f"virt-launcher-{VM}-x7k2p"
+
+_OF_THE_POD: Final = (
+    f'container="gpuactors",gpu="{A}",node="n1",pod_name="{LAUNCHER}",pod_namespace="default",resource="{H100}",'
+    f'vm="{VM}"'
 )
+OF_THE_POD: Final = f"gpuactors_device_owner_info{{{_OF_THE_POD}}}"
+KUBEVIRTS: Final = (
+    f'kubevirt_vmi_info{{name="{VM}",namespace="default",phase="running",vmi_pod="{LAUNCHER}"}}'
+)
+"""KubeVirt's own metric of the virtual machine (its pkg/monitoring/metrics/virt-controller, vmiInfo), in part."""
 NEEDS_A_HAND: Final[dict[str, float]] = {
     f'gpuactors_device_unhealthy_info{{cause="HeldByOther",container="gpuactors",gpu="{C}",node="n1",'
     f'resource="{H100}"}}': 1
@@ -70,6 +78,8 @@ ASKED: Final[list[dict[str, float]]] = [
     {f'{{resource="{H100}"}}': 1},
     NEEDS_A_HAND,
     {OF_THE_POD: 1},
+    {OF_THE_POD: 1},
+    {f'{{{_OF_THE_POD},name="{VM}",phase="running"}}': 1},
     {'{pod_namespace="default"}': 1, "{}": 1},
     {'gpuactors_ready{container="gpuactors",node="n1"}': 0},
     {'{cause="LedgerLate"}': CALLS},

@@ -20,7 +20,20 @@ from gpuactors.observe.counts import Counts
 from gpuactors.observe.metrics import Metrics
 from tests.core.builders import gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
-from tests.deploy.answers import ASKED, CALLS, EXACT, MEMORY_BYTES, SCRAPED, SHOWN, A, B, C, D
+from tests.deploy.answers import (
+    ASKED,
+    CALLS,
+    EXACT,
+    KUBEVIRTS,
+    LAUNCHER,
+    MEMORY_BYTES,
+    SCRAPED,
+    SHOWN,
+    A,
+    B,
+    C,
+    D,
+)
 from tests.deploy.test_monitoring import dashboard, documented, groups, promtool
 
 ONE: Final = name("one")
@@ -30,7 +43,7 @@ def state() -> NodeState:
     """A pod has A, nobody B, a process of nobody's C, a claim D; another plugin has our resource."""
     core = ClaimCore(*(gpu(address, n) for n, address in enumerate((A, B, C, D), start=1)))
     core.created(allocated(ONE, D))
-    core.ledger[A] = "vm-1"
+    core.ledger[A] = LAUNCHER
     core.enabled[C], core.holders[3] = 1, (Holder(77, "vfio-tool", None),)
     core.prepare(ONE)
     core.pass_time(60)
@@ -58,7 +71,7 @@ def scrape(metrics: Metrics, of: NodeState, started: float) -> Mapping[str, floa
 
 
 def stored() -> list[dict[str, str]]:
-    """Both scrapes, five minutes each, a sample a minute."""
+    """Both scrapes, five minutes each, a sample a minute; and what KubeVirt says of the virtual machine."""
     counts, now = Counts(), state()
     metrics = Metrics("1", counts, process=False)
     counts.restarted("pod_resources")
@@ -69,7 +82,8 @@ def stored() -> list[dict[str, str]]:
         counts.called("Allocate", 0.004, Refused(Refusal.UNAVAILABLE, "r", (Cause.LEDGER_LATE,)))
     second = scrape(metrics, now, 2.0)
     assert first.keys() == second.keys()
-    return [{"series": one, "values": f"{first[one]!r}x4 {second[one]!r}x5"} for one in first]
+    own = [{"series": one, "values": f"{first[one]!r}x4 {second[one]!r}x5"} for one in first]
+    return [*own, {"series": KUBEVIRTS, "values": "1x9"}]
 
 
 def queries() -> Iterator[tuple[str, str, dict[str, float]]]:

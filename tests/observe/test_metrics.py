@@ -133,6 +133,38 @@ def test_the_owner_of_a_gpu_is_named_as_long_as_it_has_it(metrics: Metrics) -> N
     assert not [n for n in series(metrics, core.state) if n.startswith("gpuactors_device_owner_info")]
 
 
+def test_a_gpu_of_a_virtual_machine_names_it(metrics: Metrics) -> None:
+    core = Core(gpu("01:00.0"), gpu("02:00.0"))
+    core.ledger = {"0000:01:00.0": "virt-launcher-db-x7k2p", "0000:02:00.0": "virt-launcher-db-0"}
+    core.pass_time(60)
+    assert {n: 'vm="db"' in n for n in owner_series(metrics, core)} == {
+        f'gpuactors_device_owner_info{{claim="",gpu="0000:01:00.0",pod_name="virt-launcher-db-x7k2p",'
+        f'pod_namespace="default",pod_uid="",resource="{H100}",vm="db"}}': True,
+        f'gpuactors_device_owner_info{{claim="",gpu="0000:02:00.0",pod_name="virt-launcher-db-0",'
+        f'pod_namespace="default",pod_uid="",resource="{H100}",vm=""}}': False,
+    }
+
+
+def test_there_is_one_series_of_an_owner_for_each_gpu_that_is_held_now(metrics: Metrics) -> None:
+    """However many pods have come and gone: 20 pods of a virtual machine that starts again and again, 8 GPUs."""
+    addresses = [f"0000:{n:02x}:00.0" for n in range(1, 9)]
+    core = Core(*(gpu(address, n) for n, address in enumerate(addresses, start=1)))
+    for start in range(20):
+        end = "bcdfghjklmnpqrstvwxz"[start]
+        core.ledger = {a: f"virt-launcher-vm{n}-x7k2{end}" for n, a in enumerate(addresses) if n != start % 8}
+        core.pass_time(60)
+        found = owner_series(metrics, core)
+        assert len(found) == 7
+        assert all(f"x7k2{end}" in name for name in found)
+    core.ledger = {}
+    core.pass_time(60)
+    assert owner_series(metrics, core) == []
+
+
+def owner_series(metrics: Metrics, core: Core) -> list[str]:
+    return [n for n in series(metrics, core.state) if n.startswith("gpuactors_device_owner_info")]
+
+
 def test_an_unhealthy_gpu_is_named_with_its_cause_as_long_as_it_is(metrics: Metrics) -> None:
     core = Core(gpu("01:00.0"), gpu("02:00.0"))
     core.enabled = {"0000:02:00.0": 1}

@@ -359,6 +359,7 @@ def _device(
         "kind": "pci-function",
         "parent": None,
         "profile": None,
+        "vm": None,
         "listed": not reason.startswith("bound to"),
         "health": health,
         "cause": cause,

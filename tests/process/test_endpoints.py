@@ -103,9 +103,10 @@ def test_what_a_scrape_says_of_devices_calls_and_owners() -> None:
             assert before['gpuactors_calls_total{method="Allocate",outcome="granted"}'] == 0, (
                 "it is there at zero"
             )
-            node.kubelet.allocate(H100, [GPU], pod="vm")
+            pod = "virt-launcher-db-x7k2p"
+            node.kubelet.allocate(H100, [GPU], pod=pod)
             eventually(
-                lambda: any("gpuactors_device_owner_info" in line and "vm" in line for line in metrics(node)),
+                lambda: any("gpuactors_device_owner_info" in line and pod in line for line in metrics(node)),
                 "the pod of the GPU",
             )
             seen = metrics(node)
@@ -116,7 +117,7 @@ def test_what_a_scrape_says_of_devices_calls_and_owners() -> None:
             assert devices == {Cause.FREE: 1, Cause.ALLOCATED: 1, Cause.JUST_ALLOCATED: 0}
             owners = [line for line in seen if line.startswith("gpuactors_device_owner_info")]
             assert len(owners) == 1
-            for label in (f'gpu="{GPU}"', 'pod_name="vm"', f'resource="{H100}"'):
+            for label in (f'gpu="{GPU}"', f'pod_name="{pod}"', 'vm="db"', f'resource="{H100}"'):
                 assert label in owners[0]
             assert seen['gpuactors_calls_total{method="Allocate",outcome="granted"}'] == 1
             assert seen['gpuactors_call_duration_seconds_count{method="Allocate"}'] == 1

@@ -145,14 +145,15 @@ def _watch(config: Config, output: Format) -> None:
 @click.argument("address", metavar="ADDRESS|RESOURCE|NAME|UID", shell_complete=completion.explainable)
 @_output(Format.TEXT, Format.JSON, Format.YAML)
 def explain(address: str, output: str, **flags: object) -> None:
-    """Explain one GPU, resource, pod, claim or compute domain.
+    """Explain one GPU, resource, pod, VM, claim or compute domain.
 
     For a GPU it shows owner, holders, health with the reason, and history.
 
     ADDRESS is the GPU's PCI address; you can omit the PCI domain (23:00.0). RESOURCE is the name of an extended
-    resource. NAME is NAMESPACE/NAME of a pod that has a GPU, of a ResourceClaim or of a ComputeDomain; UID is that of
-    a claim or domain. If a pod and a claim have one name, pod/NAMESPACE/NAME is the pod. The view is the running
-    daemon's. Without a daemon this command reads the node itself, and has no history and no claims.
+    resource. NAME is NAMESPACE/NAME of a pod that has a GPU, of its KubeVirt virtual machine, of a ResourceClaim or of
+    a ComputeDomain; UID is that of a claim or domain. A virtual machine needs no NAMESPACE. If several have one name,
+    pod/NAMESPACE/NAME is the pod, and vm/NAMESPACE/NAME the virtual machine. The view is the running daemon's. Without
+    a daemon this command reads the node itself, and has no history and no claims.
     """
     from gpuactors.cli.inspect import report, view
 

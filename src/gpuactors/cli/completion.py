@@ -127,6 +127,8 @@ def _explainable(config: Config) -> Iterator[tuple[str, str]]:
         yield resource.name, f"resource, {resource.free} free"
     for pod in view.pods:
         yield str(pod), f"pod, {len(pod.devices)} GPUs"
+        if pod.vm:
+            yield pod.vm, f"virtual machine, {len(pod.devices)} GPUs"
     for claims in view.drivers:
         for claim in claims.claims:
             yield str(claim), f"claim, {claim.state}"

@@ -21,13 +21,14 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "inspect": (
         ("gpuactors inspect", "each resource and GPU"),
         ("gpuactors inspect --watch", "the same, kept up to date"),
-        ("gpuactors inspect -o wide", "cdev, cause, since, owner, holder"),
+        ("gpuactors inspect -o wide", "cdev, cause, since, owner, VM, holder"),
         ("gpuactors inspect -w -o json", "a line of JSON for each change"),
     ),
     "explain": (
         ("gpuactors explain 0000:23:00.0", "a GPU by its PCI address"),
         ("gpuactors explain 23:00.0 -o yaml", "without the PCI domain"),
         ("gpuactors explain default/vm-1", "a pod, ResourceClaim or ComputeDomain"),
+        ("gpuactors explain vm/default/vm-1", "the pod of a KubeVirt virtual machine"),
         ("gpuactors explain GH100_H100_PCIE", "a resource, without its domain"),
         ("gpuactors explain NVIDIA_A40-12Q", "the devices of a vGPU profile"),
     ),

@@ -42,6 +42,7 @@ from gpuactors.core.values.model import (
     device_key,
     function_address,
 )
+from gpuactors.core.values.owner import Owner
 
 AGELESS: Final = -math.inf
 """The time of a view without ages: every age is 0 or None, so two views of the same facts are equal."""
@@ -134,6 +135,7 @@ def _present(state: NodeState, reported: DeviceReport, device: Device, at: float
         kind=device.kind,
         parent=_parent(state, device),
         profile=_profile(device),
+        vm=reported.vm or None,
     )
 
 
@@ -205,14 +207,14 @@ def _gone_devices(state: NodeState, at: float) -> Iterable[DeviceView]:
     for device in (listed.keys() | state.published.history.keys()) - index.devices.keys():
         resource, entry = listed.get(device, ("", None))
         owner = index.owners.get(device)
-        yield _gone(device, resource, entry, owner.name if owner is not None else None, state, at)
+        yield _gone(device, resource, entry, owner, state, at)
 
 
 def _gone(
     device: DeviceKey,
     resource: str,
     entry: AdvertisedDevice | None,
-    owner: str | None,
+    owner: Owner | None,
     state: NodeState,
     at: float,
 ) -> DeviceView:
@@ -233,13 +235,14 @@ def _gone(
         health=str(entry.health) if entry is not None else NOT_LISTED,
         cause=str(entry.cause if entry is not None else Cause.GONE),
         reason=entry.reason if entry is not None else gone(device).message,
-        owner=owner,
+        owner=owner.name if owner is not None else None,
         holders=(),
         history=_changes(history, at),
         remedy="delete the pod: its GPU will not come back to it" if owner is not None else None,
         listed=entry is not None,
         since_s=ago(history[-1].at if history else -math.inf, at),
         calls=_calls(state, device, at),
+        vm=(owner.vm or None) if owner is not None else None,
     )
 
 

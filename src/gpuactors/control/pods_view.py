@@ -12,6 +12,7 @@ from typing import TypeVar
 from gpuactors.control.view import PodView
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import ClaimedDevice, DeviceKey, Pod, PodClaim
+from gpuactors.core.values.owner import vm_of
 
 _Value = TypeVar("_Value")
 
@@ -36,6 +37,7 @@ def pods_view(state: NodeState) -> tuple[PodView, ...]:
             devices=tuple(dict.fromkeys(devices.get(name, ()))),
             claims=tuple(dict.fromkeys((*claims.get(name, ()), *used.get(name, ())))),
             left=tuple(left_behind.get(name, ())),
+            vm=vm_of(pod),
         )
         for name, pod in sorted(pods.items())
     )

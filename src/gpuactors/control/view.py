@@ -177,6 +177,8 @@ class PodView(Struct, frozen=True):
     """The claims by which it has devices, and those without a GPU."""
     left: tuple[str, ...]
     """The PCI addresses that it had: it has left kubelet's ledger, and its process may still hold them."""
+    vm: str = ""
+    """The virtual machine that it runs: `default/vm-1`; empty if none is known."""
 
     def __str__(self) -> str:
         return self.name or f"with UID {self.uid}"
@@ -262,6 +264,8 @@ class DeviceView(Struct, frozen=True):
     None if it is whole or gone."""
     profile: str | None = None
     """The name of its vGPU profile, `NVIDIA A40-12Q`; None if it has none."""
+    vm: str | None = None
+    """The virtual machine that its owner runs: `default/vm-1`; None if none is known."""
 
 
 class CardView(Struct, frozen=True):

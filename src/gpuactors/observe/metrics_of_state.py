@@ -20,6 +20,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import AS_BEFORE, CALL, MEANINGS
 from gpuactors.core.values.model import ClaimedDevice, DeviceKey, Health, PluginState, Pod, Role
 from gpuactors.core.values.owner import Allocation
+from gpuactors.core.values.virtual_machine import virtual_machine
 
 if TYPE_CHECKING:
     from gpuactors.core.state.claims import Claims
@@ -92,13 +93,13 @@ def _owners(state: NodeState, _: Moment) -> Iterator[Sample]:
 def _owner(device: DeviceKey, allocation: Allocation) -> tuple[str, ...]:
     match allocation.to:
         case Pod(namespace, name, uid):
-            return device, allocation.resource or "", "", namespace, name, uid
+            return device, allocation.resource or "", "", namespace, name, uid, virtual_machine(name)
         case ClaimedDevice(pod=Pod(namespace, name, uid)):
-            return device, "", allocation.to.claim, namespace, name, uid
+            return device, "", allocation.to.claim, namespace, name, uid, virtual_machine(name)
         case ClaimedDevice():
-            return device, "", allocation.to.claim, "", "", ""
+            return device, "", allocation.to.claim, "", "", "", ""
         case None:
-            return device, allocation.resource or "", "", "", "", ""
+            return device, allocation.resource or "", "", "", "", "", ""
 
 
 def _in_use(state: NodeState, _: Moment) -> Iterator[Sample]:
@@ -184,8 +185,8 @@ GAUGES: Final = (
     Gauge(
         "gpuactors_device_owner_info",
         "1 for each pod or claim that kubelet has given a GPU to, by the GPU's PCI address. A pod has its name, or its "
-        "UID where only kubelet's checkpoint file can be read.",
-        ("gpu", "resource", "claim", "pod_namespace", "pod_name", "pod_uid"),
+        "UID where only kubelet's checkpoint file can be read; `vm` is the VirtualMachineInstance that it runs.",
+        ("gpu", "resource", "claim", "pod_namespace", "pod_name", "pod_uid", "vm"),
         _owners,
     ),
     Gauge(

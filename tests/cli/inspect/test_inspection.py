@@ -53,7 +53,7 @@ GPU = "0000:23:00.0"
 KEYS = [
     "address", "vendor", "device", "class", "driver", "iommu_group", "group_members", "numa_node", "model",
     "resource", "listed", "health", "cause", "reason", "owner", "holders", "for_claims", "nodes", "since_s",
-    "kind", "parent", "profile",
+    "kind", "parent", "profile", "vm",
 ]  # fmt: skip
 QEMU = Holder(4711, "qemu-system-x86", "0b0f-uid")
 
@@ -139,6 +139,7 @@ def test_without_a_daemon_it_inspects_the_host_itself(config: Config) -> None:
         "kind": "pci-function",
         "parent": None,
         "profile": None,
+        "vm": None,
     }
     assert json.loads(as_json(found))["claims"] is None, "it knows nothing of claims"
 
@@ -448,7 +449,7 @@ def test_ages(seconds: float, words: str) -> None:
 
 def test_the_wide_table_has_each_gpu_in_one_line_with_holder_and_owner() -> None:
     core = held_externally()
-    core.ledger["0000:24:00.0"] = "vm-2"
+    core.ledger["0000:24:00.0"] = "virt-launcher-db-x7k2p"
     core.pass_time(60)
     lines = as_wide(by_daemon(core)).splitlines()
     head = next(line for line in lines if "ADDRESS" in line)
@@ -459,7 +460,9 @@ def test_the_wide_table_has_each_gpu_in_one_line_with_holder_and_owner() -> None
     )
     assert held[head.index("CAUSE") :].startswith("HeldByOther")
     assert held[head.index("SINCE") :].startswith("1 min")
-    assert given[head.index("OWNER") :].startswith("default/vm-2  ")
+    assert given[head.index("OWNER") :].startswith("default/virt-launcher-db-x7k2p  ")
+    assert given[head.index("VM ") :].startswith("default/db  ")
+    assert held[head.index("VM ") :].startswith("-  ")
 
 
 def test_yaml_has_the_structure_of_json() -> None:

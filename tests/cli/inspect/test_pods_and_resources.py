@@ -15,6 +15,7 @@ from gpuactors.cli.inspect.view import (
     ExplainedResource,
     Inspected,
     UnknownAddressError,
+    explain_in,
     find_named,
 )
 from gpuactors.control.node_view import view_of
@@ -150,3 +151,102 @@ def test_a_pod_whose_claim_waits_is_explained() -> None:
 def test_the_owner_is_a_name(to: Pod | ClaimedDevice | None, owner: str) -> None:
     entry = Allocation(ResourceName(H100), DeviceId(A), to)
     assert owner_of([entry]).name == owner_of([entry, entry]).name == owner
+
+
+# --- virtual machines -------------------------------------------------------------------------------------
+
+LAUNCHER, OTHER = "virt-launcher-db-x7k2p", "virt-launcher-db-b2c4d"
+
+
+def of_vm(core: Core | ClaimCore) -> Core | ClaimCore:
+    """A GPU of the virtual machine default/db."""
+    core.ledger[A] = LAUNCHER
+    core.pass_time(60)
+    return core
+
+
+@pytest.mark.parametrize("words", ["default/db", "vm/default/db", "db", " db ", f"default/{LAUNCHER}"])
+def test_a_virtual_machine_is_explained_as_its_pod(words: str) -> None:
+    found = by_daemon(of_vm(Core(gpu("23:00.0", 1))))
+    explained = explain_in(found, words)
+    text, known = explained_text(explained).splitlines(), json.loads(explained_json(explained))
+    assert text[0] == f"Pod default/{LAUNCHER}"
+    assert text[3:5] == [
+        "VM           default/db",
+        f"GPU          {A}, GH100 [H100 SXM5 80GB], {H100}",
+    ]
+    assert (known["pod"], known["vm"]) == (f"default/{LAUNCHER}", "default/db")
+    assert [device["vm"] for device in known["devices"]] == ["default/db"]
+
+
+def test_a_gpu_names_the_virtual_machine_and_a_pod_that_is_none_has_no_line(core: Core) -> None:
+    core.ledger[B] = LAUNCHER
+    core.pass_time(60)
+    found = by_daemon(core)
+    assert "VM            default/db" in explained_text(explain_in(found, B))
+    assert json.loads(explained_json(explain_in(found, B)))["vm"] == "default/db"
+    for words in (A, "default/vm-1"):
+        assert "VM " not in explained_text(explain_in(found, words))
+        assert json.loads(explained_json(explain_in(found, words)))["vm"] is None
+
+
+@pytest.mark.parametrize("words", ["default/dc", "other/db", "vm/default/dc", "vm/db", "dc", "vm/other/db"])
+def test_another_virtual_machine_is_not_known(words: str) -> None:
+    with pytest.raises(UnknownAddressError, match=r"the virtual machine default/db$|there is no GPU at dc"):
+        explain_in(by_daemon(of_vm(Core(gpu("23:00.0", 1)))), words)
+
+
+def test_a_virtual_machine_whose_name_is_cut_is_found_by_its_whole_name() -> None:
+    core, machine = Core(gpu("23:00.0", 1)), "x" * 50
+    core.ledger[A] = f"virt-launcher-{machine}-"[:58] + "x7k2p"
+    core.pass_time(60)
+    explained = explain_in(by_daemon(core), f"default/{machine}")
+    assert isinstance(explained, ExplainedPod)
+    assert (explained.pod.name, explained.pod.vm) == (f"default/{core.ledger[A]}", "")
+
+
+def test_a_virtual_machine_that_has_started_again_is_its_new_pod() -> None:
+    """The former one has left kubelet's ledger, and its process still holds a GPU."""
+    core = Core(gpu("23:00.0", 1), gpu("24:00.0", 2))
+    core.holders[1] = (Holder(4711, "qemu-kvm", None),)
+    of_vm(core)
+    del core.ledger[A]
+    core.ledger[B] = OTHER
+    core.pass_time(10)
+    found = by_daemon(core)
+    former = next(pod for pod in found.view.pods if pod.left)
+    assert (former.name, former.vm) == (f"default/{LAUNCHER}", "default/db")
+    assert {d.address: d.vm for d in found.view.devices} == {A: None, B: "default/db"}
+    explained = explain_in(found, "default/db")
+    assert isinstance(explained, ExplainedPod)
+    assert explained.pod.name == f"default/{OTHER}"
+
+
+def test_two_pods_of_a_virtual_machine_that_have_gpus_are_named() -> None:
+    core = Core(gpu("23:00.0", 1), gpu("24:00.0", 2))
+    core.ledger[B] = OTHER
+    found = by_daemon(of_vm(core))
+    told = f"db is the virtual machine of 2 pods: run gpuactors explain pod/default/{OTHER} or gpuactors explain pod/"
+    for words in ("default/db", "db"):
+        with pytest.raises(UnknownAddressError, match=told):
+            explain_in(found, words)
+
+
+def test_a_claim_and_a_virtual_machine_of_one_name_can_each_be_explained() -> None:
+    core = ClaimCore(gpu(A, group=1), gpu(B, group=2))
+    core.prepare(allocated(name("db"), B))
+    found = by_daemon(of_vm(core))
+    with pytest.raises(UnknownAddressError, match=r"explain uid-db, or gpuactors explain vm/default/db$"):
+        explain_in(found, "default/db")
+    assert isinstance(explain_in(found, "uid-db"), ExplainedClaim)
+    assert isinstance(explain_in(found, "vm/default/db"), ExplainedPod)
+
+
+def test_a_gpu_that_a_virtual_machine_has_by_a_claim_names_it() -> None:
+    core, claim = ClaimCore(gpu(A, group=1)), name(LAUNCHER)  # the name of its pod, here
+    core.prepare(allocated(claim, A))
+    core.pass_time(60)
+    assert [d.vm for d in by_daemon(core).view.devices] == [None], "kubelet has not named the pod"
+    core.listed(claim, A)
+    core.pass_time(60)
+    assert [d.vm for d in by_daemon(core).view.devices] == ["default/db"]

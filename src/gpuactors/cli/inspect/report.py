@@ -89,6 +89,7 @@ def _device_dict(device: DeviceView, inspected: Inspected) -> dict[str, object]:
         "kind": device.kind,
         "parent": device.parent,
         "profile": device.profile,
+        "vm": device.vm,
     }
 
 
@@ -202,6 +203,7 @@ _CELLS: Final[Mapping[str, Callable[[DeviceView, NodeView], str]]] = {
     "CAUSE": lambda device, _: device.cause or "-",
     "SINCE": lambda device, _: lasted(device.since_s) if device.since_s is not None else "-",
     "OWNER": lambda device, _: device.owner or "-",
+    "VM": lambda device, _: device.vm or "-",
     "PART OF": lambda device, _: device.parent or "-",
     "HOLDER": lambda device, _: ",".join(f"{h.pid} ({quoted_id(h.command)})" for h in device.holders) or "-",
     "REASON": claims_report.reason,
@@ -324,6 +326,7 @@ def explanation(explained: Explained, columns: int = UNFOLDED) -> str:
         *_since(device.since_s, inspected),
         ("To do", device.remedy),
         ("Owner", _owner(device, view)),
+        ("VM", device.vm),
         *claims_report.device_facts(device, view),
         *(("Held by", str(holder)) for holder in device.holders),
         ("IOMMU group", _group(device)),
@@ -432,7 +435,7 @@ def pod_explanation(explained: ExplainedPod, columns: int = UNFOLDED) -> str:
             "a claim" if len(pod.claims) == 1 else f"{len(pod.claims)} claims"
         )
     held = f"it has left kubelet's ledger and may still hold {_gpus(len(pod.left))}" if pod.left else ""
-    facts: list[tuple[str, str | None]] = [("UID", pod.uid or None)]
+    facts: list[tuple[str, str | None]] = [("UID", pod.uid or None), ("VM", pod.vm or None)]
     facts += [("GPU", line) for address in pod.devices for line in _gpu(address, inspected.view)]
     facts += [("Held on", line) for address in pod.left for line in _gpu(address, inspected.view)]
     facts += [("Claim", line) for name in pod.claims for line in _claim(name, inspected.view)]
@@ -447,6 +450,7 @@ def pod_explanation_json(explained: ExplainedPod) -> str:
     content = {
         "pod": pod.name or None,
         "uid": pod.uid or None,
+        "vm": pod.vm or None,
         "devices": [_device_dict(d, inspected) for d in inspected.view.devices if d.address in pod.devices],
         "left": [_device_dict(d, inspected) for d in inspected.view.devices if d.address in pod.left],
         "claims": list(pod.claims),

@@ -29,11 +29,15 @@ from gpuactors.core.kinds.presence import NO_GPU_HERE
 from gpuactors.core.values.model import Role
 from gpuactors.core.values.names import is_domain_id
 from gpuactors.core.values.selector import full_address
+from gpuactors.core.values.virtual_machine import runs
 from gpuactors.daemon.about import about, node_of
 from gpuactors.ports.errors import ControlError
 
 _POD: Final = "pod/"
 """The prefix of a pod's name, needed where a claim has the same name."""
+
+_VM: Final = "vm/"
+"""The prefix of NAMESPACE/NAME of a virtual machine, needed where a claim or pod has the same name."""
 
 NO_DEVICES: Final = f"{NO_GPU_HERE[0].upper()}{NO_GPU_HERE[1:]} (gpuactors config show: select)."
 
@@ -131,7 +135,7 @@ def inspect(config: Config, progress: Progress = SILENT) -> Inspected:
 def explain(config: Config, address: str, progress: Progress = SILENT) -> AnyExplained:
     """Return the view of one device, whose `address` may lack the PCI domain (`23:00.0`) or be a UUID, of the card that
     it is a part of, of one resource by its name or that of its vGPU profile, of one claim or compute domain by its
-    NAMESPACE/NAME or UID, or of one pod by its NAMESPACE/NAME.
+    NAMESPACE/NAME or UID, or of one pod by its NAMESPACE/NAME or that of its virtual machine.
 
     Raises `UnknownAddressError`, and `ports.errors.HostError` as `inspect`.
     """
@@ -151,7 +155,12 @@ def explain_in(inspected: Inspected, address: str) -> AnyExplained:
         return named
     if (card := _card(inspected.view, address)) is not None:
         return ExplainedCard(card, inspected)
-    return Explained(find(inspected.view, address), inspected)
+    try:
+        return Explained(find(inspected.view, address), inspected)
+    except UnknownAddressError:
+        if not (pods := _pods_of_vm(inspected.view, address.strip())):
+            raise
+    return ExplainedPod(_only(pods, address), inspected)
 
 
 def _read_status(config: Config, progress: Progress) -> Running:
@@ -208,6 +217,7 @@ def find_named(
     pod = next((p for p in view.pods if text.removeprefix(_POD) in {str(p), p.uid} - {""}), None)
     if pod is not None and text.startswith(_POD):
         return ExplainedPod(pod, inspected)
+    pods_of_vm = _pods_of_vm(view, text) if "/" in text else []
     claim = claims_report.claim_named(view.claims, text)
     domain_claim = claims_report.claim_named(view.domains.claims if view.domains is not None else None, text)
     domain = domains_report.domain_named(view.domains, text)
@@ -216,6 +226,7 @@ def find_named(
         "claim": any_claim.uid if any_claim is not None else "",
         "ComputeDomain": domain.uid if domain is not None else "",
         "pod": f"{_POD}{pod}" if pod is not None else "",
+        "virtual machine": f"{_VM}{text.removeprefix(_VM)}" if pods_of_vm else "",
     }
     if len(ambiguous := {kind: word for kind, word in kinds.items() if word}) > 1:
         raise UnknownAddressError(
@@ -224,6 +235,8 @@ def find_named(
         )
     if pod is not None:
         return ExplainedPod(pod, inspected)
+    if pods_of_vm:
+        return ExplainedPod(_only(pods_of_vm, text), inspected)
     if domain is not None:
         return ExplainedDomain(domain, inspected)
     if claim is not None or domain_claim is not None:
@@ -247,7 +260,26 @@ def _names(view: NodeView) -> list[str]:
     names = [str(claim) for claims in view.drivers for claim in claims.claims]
     domains = view.domains.domains if view.domains is not None else ()
     names += [f"the ComputeDomain {domain}" for domain in domains]
-    return names + [f"the pod {pod}" for pod in view.pods]
+    names += [f"the pod {pod}" for pod in view.pods]
+    return names + [f"the virtual machine {vm}" for vm in dict.fromkeys(p.vm for p in view.pods if p.vm)]
+
+
+def _pods_of_vm(view: NodeView, text: str) -> list[PodView]:
+    """Return the pods of the virtual machine of this NAMESPACE/NAME, or of this NAME in any namespace. One that starts
+    again has its former pod for a while: the pods without a device are left out if another has one."""
+    text = text.removeprefix(_VM) if text.count("/") > 1 else text
+    namespace, _, machine = text.rpartition("/")
+    named = [(pod, pod.name.partition("/")) for pod in view.pods]
+    pods = [pod for pod, (of, _, name) in named if namespace in ("", of) and runs(name, machine)]
+    return [pod for pod in pods if pod.devices] or pods
+
+
+def _only(pods: list[PodView], name: str) -> PodView:
+    """Return the only one of the pods. Raises `UnknownAddressError` if there are more."""
+    if len(pods) > 1:
+        commands = " or ".join(f"gpuactors explain {_POD}{pod}" for pod in pods)
+        raise UnknownAddressError(f"{name} is the virtual machine of {len(pods)} pods: run {commands}")
+    return pods[0]
 
 
 def _resource(inspected: Inspected, text: str) -> ExplainedResource | None:

@@ -209,6 +209,8 @@ class DeviceReport(Struct, frozen=True, gc=False):
     reason: str
     owner: str | None
     """The name of the pod or claim that kubelet has given it to; None without one."""
+    vm: str
+    """The virtual machine that its owner runs; empty if none is known."""
     holders: tuple[Holder, ...]
     history: tuple[Transition, ...]
     listed: bool
@@ -239,6 +241,7 @@ def report(state: NodeState) -> tuple[DeviceReport, ...]:
                 cause=cause,
                 reason=reason,
                 owner=status.owner.name if status.owner is not None else None,
+                vm=status.owner.vm if status.owner is not None else "",
                 holders=status.holders,
                 history=state.published.history.get(key, ()),
                 listed=listed is not None,

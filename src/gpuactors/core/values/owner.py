@@ -11,6 +11,7 @@ from msgspec import Struct
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.model import ClaimedDevice, DeviceId, Pod, ResourceName
 from gpuactors.core.values.quote import first_of, quoted_id, quoted_name
+from gpuactors.core.values.virtual_machine import virtual_machine
 
 Named = tuple[ResourceName, DeviceId]
 """A device as kubelet's ledger names it."""
@@ -34,6 +35,12 @@ def is_mig_device(device: DeviceId | str) -> bool:
     """Return whether it is an ID of NVIDIA's device plugin for a part of a GPU: `MIG-` and the UUID of the part, also
     of a shared one."""
     return re.fullmatch(_MIG_DEVICE, device) is not None
+
+
+def vm_of(pod: Pod) -> str:
+    """Return the virtual machine that the pod runs: `default/vm-1`; empty if none is known."""
+    name = virtual_machine(pod.name)
+    return f"{quoted_name(pod.namespace)}/{name}" if name else ""
 
 
 class OwnClaims(Struct, frozen=True, gc=False):
@@ -109,6 +116,11 @@ class Allocation(Struct, frozen=True, gc=False):
             return f"claim {self.to.called}"
         return "a pod that kubelet does not list yet"
 
+    @property
+    def vm(self) -> str:
+        """The virtual machine that its pod runs: `default/vm-1`; empty if none is known."""
+        return vm_of(self.pod) if self.pod is not None else ""
+
 
 class Owner(Struct, frozen=True, gc=False):
     """The pods and claims that kubelet has given a device to. Its ledger may name a device more than once, as every
@@ -128,6 +140,11 @@ class Owner(Struct, frozen=True, gc=False):
     def name(self) -> str:
         """The names of the owners: `default/vm-1`."""
         return ", ".join(first_of([*dict.fromkeys(entry.owner for entry in self.entries)]))
+
+    @property
+    def vm(self) -> str:
+        """The virtual machines that the owners run: `default/vm-1`; empty if none is known."""
+        return ", ".join(first_of([*dict.fromkeys(entry.vm for entry in self.entries if entry.vm)]))
 
     def message(self, resource: ResourceName) -> str:
         """Return the sentence for a list of `resource`: its own entries first, then the others with their resource. If

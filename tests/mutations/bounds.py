@@ -334,6 +334,27 @@ BOUNDS: Final = (
         "tests/acts/test_driver.py::test_of_many_holders_some_are_named_and_the_others_counted",
     ),
     Mutation(
+        "a virtual machine's name that was cut is said",
+        "core/values/virtual_machine.py",
+        "len(base) >= _BASE_CHARS_MAX",
+        "len(base) > _BASE_CHARS_MAX",
+        "tests/core/test_virtual_machine.py::test_a_name_that_may_be_cut_is_not_said_but_found",
+    ),
+    Mutation(
+        "any five characters end the name of a virtual machine's pod",
+        "core/values/virtual_machine.py",
+        " and _RANDOM.issuperset(end)",
+        "",
+        "tests/core/test_virtual_machine.py::test_another_pod_runs_none_that_is_known",
+    ),
+    Mutation(
+        "the former pod of a virtual machine is explained",
+        "cli/inspect/view.py",
+        "[pod for pod in pods if pod.devices] or pods",
+        "pods",
+        "tests/cli/inspect/test_pods_and_resources.py::test_a_virtual_machine_that_has_started_again_is_its_new_pod",
+    ),
+    Mutation(
         "the DeviceClasses are asked for without end",
         "actors/class_reader.py",
         "range(1, CLASSES_TRIES + 1)",

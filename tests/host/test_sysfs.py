@@ -171,7 +171,7 @@ def test_an_own_name_is_that_of_its_ids_alone(tree: HostTree) -> None:
     own = {("10de", "2330"): ResourceName("example.com/h100")}
     sysfs = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), PciIds.open(None), own)
     gpu, audio = sysfs.scan()
-    assert (named(gpu), gpu.model) == ("example.com/h100", "GH100 [H100 SXM5 80GB]")
+    assert (named(gpu, ()), gpu.model) == ("example.com/h100", "GH100 [H100 SXM5 80GB]")
     assert audio.own_name is None
 
 

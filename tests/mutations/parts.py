@@ -13,6 +13,7 @@ _RULES: Final = "tests/core/test_virtual_functions.py"
 _READ: Final = "tests/host/test_sysfs.py"
 _VGPU: Final = "tests/core/kinds/test_vgpu.py"
 _NAMES: Final = "tests/core/test_vgpu_names.py"
+_OWN: Final = "tests/core/kinds/test_own_resources.py"
 _MDEV: Final = "tests/core/kinds/test_mediated_device.py"
 
 _ABOVE: Final = "        excluded = [(other, True) for other in above]"
@@ -76,9 +77,38 @@ PARTS: Final = (
     Mutation(
         "virtual functions with the ids of their card are counted in its resource",
         "core/values/inventory.py",
-        "    is_shared = ids_of(function) == ids_of(physical) or name == named(physical)\n",
-        "    is_shared = ids_of(function) != ids_of(physical) and name == named(physical)\n",
+        "    is_shared = ids_of(function) == ids_of(physical) or name == named(physical, selectors)\n",
+        "    is_shared = ids_of(function) != ids_of(physical) and name == named(physical, selectors)\n",
         f"{_KIND}::test_its_resource_is_never_that_of_its_physical_function",
+    ),
+    # --- names that the operator gives ------------------------------------------------------------------------
+    Mutation(
+        "of several rules the last one names a device",
+        "core/values/own_resources.py",
+        "    for selector in selectors:\n        if selector.resource is not None and matches(\n",
+        "    for selector in reversed([*selectors]):\n        if selector.resource is not None and matches(\n",
+        f"{_OWN}::test_the_first_rule_that_matches_names_a_device_before_the_name_of_its_model",
+    ),
+    Mutation(
+        "a rule for functions names the mediated devices of these as well",
+        "core/kinds/mediated_device.py",
+        "        if s.resource is None or s.mdev is None:\n",
+        "        if s.resource is None:\n",
+        f"{_OWN}::test_a_vgpu_by_vendor_vfio_and_a_mediated_device_keep_the_name_of_their_profile_beside_a_rule_for_functions",
+    ),
+    Mutation(
+        "a card with virtual functions keeps these from its name",
+        "core/devices/mixed.py",
+        "    if device.parts:\n        return None\n",
+        "",
+        f"{_OWN}::test_a_card_with_virtual_functions_keeps_none_of_them_from_its_name",
+    ),
+    Mutation(
+        "a pod cannot start its device again when another one has got the same name",
+        "core/assessment/blockers.py",
+        " if device.mixed and holding is None else None\n",
+        " if device.mixed else None\n",
+        f"{_OWN}::test_a_device_that_a_pod_has_keeps_the_name_until_the_pod_ends",
     ),
     # --- how it is known ----------------------------------------------------------------------------------
     Mutation(

@@ -394,6 +394,14 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
         Cause.VIRTUAL_FUNCTIONS,
         lambda: broken(replace(gpu(A), has_virtual_functions=True)),
     ),
+    "it is a virtual function with the name of a whole one": (
+        Cause.RESOURCE_MIXED,
+        lambda: broken(
+            replace(gpu(A), physical=pci_address("0000:01:00.7"), own_name=H100),
+            replace(gpu("01:00.7", 9, driver="nvidia", device="2331"), has_virtual_functions=True),
+            replace(gpu("02:00.0", 10), own_name=H100),
+        ),
+    ),
     "all nodes are missing": (Cause.NODE_MISSING, lambda: broken(replace(gpu(A), nodes=()))),
     "its use cannot be seen": (Cause.USE_UNREADABLE, use_unreadable),
     "a claim would take it from the host's NVLink fabric": (Cause.FABRIC_OF_HOST, in_the_hosts_fabric),

@@ -183,7 +183,7 @@ VF_WITH_MDEVS: Final = Card(
 HALVES: Final = Card(
     whole=device_key(CARD),
     parts=(half(0), half(1)),
-    of_whole=named(card(halved=False)),
+    of_whole=named(card(halved=False), ()),
     of_parts=RESOURCE,
     host=lambda driver, parted: (card(driver, halved=parted),),
     driver="toy-halves",

@@ -18,7 +18,7 @@ from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.values.effects import Grant, Granted
 from gpuactors.core.values.mediated import MediatedDevice
 from gpuactors.core.values.model import DeviceId, DeviceKey, PciAddress, PciFunction, ResourceName
-from gpuactors.core.values.selector import parse_selector
+from gpuactors.core.values.selector import Selector, parse_selector
 from gpuactors.core.values.vgpu import VendorVgpu
 from tests.core.builders import H100, SETTINGS, gpu, mediated_device
 from tests.core.gpus import cards
@@ -65,8 +65,8 @@ def core() -> ClaimCore:
     return node()
 
 
-def node(profile: str = "NVIDIA L40S-1Q") -> ClaimCore:
-    """A node with two devices of each kind."""
+def node(profile: str = "NVIDIA L40S-1Q", *selectors: Selector) -> ClaimCore:
+    """A node with two devices of each kind, and these selectors beside the usual ones."""
     vgpu = VendorVgpu(1147, ((1147, profile),), driver_bind=1)
     functions = [
         *(gpu(address, n) for n, address in enumerate(GPUS, 1)),
@@ -83,7 +83,7 @@ def node(profile: str = "NVIDIA L40S-1Q") -> ClaimCore:
         *(_serial(key, n) for n, key in enumerate(SERIAL, 80)),
     ]
     core = ClaimCore(
-        settings=replace(SETTINGS, selectors=(*SETTINGS.selectors, parse_selector("mdev=mtty-2")))
+        settings=replace(SETTINGS, selectors=(*SETTINGS.selectors, parse_selector("mdev=mtty-2"), *selectors))
     )
     core.functions = {f.address: f for f in functions}
     core.mediated = {device.key: device for device in mediated}
@@ -161,10 +161,10 @@ def test_a_profile_that_both_kinds_of_vgpu_have_is_one_resource_whose_units_may_
 def test_functions_that_an_operator_gives_one_name_are_in_one_variable() -> None:
     own = ResourceName("example.com/any")
     core = node()
-    functions = [core.functions[PciAddress(a)] for a in (GPUS[0], VFS[0])]
-    core.changed(*(replace(function, own_name=own) for function in functions))
-    answer = grant(core, own, VFS[0], GPUS[0])
-    assert answer.envs == (("PCI_RESOURCE_EXAMPLE_COM_ANY", f"{GPUS[0]},{VFS[0]}"),)
+    first, second = (core.functions[PciAddress(a)] for a in GPUS)
+    core.changed(replace(first, own_name=own), replace(second, own_name=own, device="2331"))
+    answer = grant(core, own, *GPUS)
+    assert answer.envs == (("PCI_RESOURCE_EXAMPLE_COM_ANY", ",".join(GPUS)),)
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from gpuactors.control.client import NoDaemonError, Running, read_status
 from gpuactors.control.path import path_problem, socket_path
 from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.core.values.domain import NAMESPACES, DomainUid, ImexFacts
-from gpuactors.core.values.inventory import is_selected, named
+from gpuactors.core.values.inventory import is_selected, named, own_resource
 from gpuactors.core.values.mediated import HostPart, functions_of
 from gpuactors.core.values.model import PciFunction, ResourceName
 from gpuactors.daemon.about import node_of
@@ -149,7 +149,7 @@ def _resources(
     config: Config, functions: Known[tuple[PciFunction, ...]], daemon: Known[Running] | NoDaemon | None
 ) -> frozenset[ResourceName]:
     """Return the resources whose list to request from kubelet: those of this node's devices, and the daemon's."""
-    selected = {named(function) for function in _selected(config, functions)}
+    selected = {named(function, config.selectors) for function in _selected(config, functions)}
     served = {r.name for r in daemon.view.resources} if isinstance(daemon, Running) else set()
     return frozenset(selected | {ResourceName(name) for name in served})
 
@@ -244,7 +244,8 @@ class _Reading:
         return await self._blocking("the container runtime's configuration", lambda: runtime.read(self._root))
 
     async def names(self, functions: Known[tuple[PciFunction, ...]]) -> Known[ModelNames]:
-        models = {(f.vendor, f.device) for f in _selected(self._config, functions) if f.own_name is None}
+        selected, selectors = _selected(self._config, functions), self._config.selectors
+        models = {(f.vendor, f.device) for f in selected if own_resource(f, selectors) is None}
         used = pci_ids.SHIPPED if self._config.pci_ids is None else Path(self._config.pci_ids)
 
         def read() -> ModelNames:

@@ -44,4 +44,7 @@ def blocker_of(device: Device, holding: Holding | None, use: Observed | None) ->
         return Reason(Cause.UNREADABLE, device.fault)
     if is_unbinding(device, use):
         return unbinding_under(device, holding)
-    return kind_of(device).blocker(device, use)
+    if (blocker := kind_of(device).blocker(device, use)) is not None:
+        return blocker
+    # Who has it keeps it, and may start a container with it again.
+    return Reason(Cause.RESOURCE_MIXED, device.mixed) if device.mixed and holding is None else None

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuactors.core.devices.mixed import without_mixed
 from gpuactors.core.kinds import table
 from gpuactors.core.kinds.kind import HostFacts
 from gpuactors.core.values.group import GroupKey
@@ -88,6 +89,8 @@ def inventory_of(
     present, parts = _with_relatives(
         table.devices(HostFacts(functions, groups, selectors, mediated, vgpu_types, own_vgpu_types))
     )
+    facts = _facts_of(functions)
+    present = without_mixed(present, facts.own_names, selectors)
     selected = {key: device for key, device in present.items() if device.is_selected}
     models: dict[ResourceName, set[str]] = {}
     for device in selected.values():
@@ -100,13 +103,33 @@ def inventory_of(
         parts=parts,
         groups=groups,
         group_of={key: key if device.group is None else device.group for key, device in present.items()},
-        switches=frozenset(
-            [a for a, f in functions.items() if f.driver is not None and not f.vfio_bound and f.is_nvswitch]
-        ),
+        switches=facts.switches,
         names={key: device.resource for key, device in selected.items()},
         models={name: frozenset(models[name]) for name in sorted(models)},
-        uuids={f.gpu_uuid: device_key(a) for a, f in functions.items() if f.gpu_uuid is not None},
+        uuids=facts.uuids,
     )
+
+
+class _Facts(Struct, frozen=True, gc=False):
+    """The facts of single functions, in one pass: a node may have thousands of functions."""
+
+    switches: frozenset[PciAddress]
+    uuids: Mapping[str, DeviceKey]
+    """As in `Inventory`."""
+    own_names: frozenset[ResourceName]
+    """The resources that the operator has given to models."""
+
+
+def _facts_of(functions: Functions) -> _Facts:
+    switches, uuids, own_names = set[PciAddress](), dict[str, DeviceKey](), set[ResourceName]()
+    for address, function in functions.items():
+        if function.driver is not None and not function.vfio_bound and function.is_nvswitch:
+            switches.add(address)
+        if function.gpu_uuid is not None:
+            uuids[function.gpu_uuid] = device_key(address)
+        if function.own_name is not None:
+            own_names.add(function.own_name)
+    return _Facts(frozenset(switches), uuids, frozenset(own_names))
 
 
 _Relatives = tuple[Device, tuple[DeviceKey, ...], tuple[DeviceKey, ...]]

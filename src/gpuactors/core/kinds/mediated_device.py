@@ -199,7 +199,7 @@ def _mediated(inputs: _Inputs) -> Device:
     return Device(
         key=mediated.key,
         kind=MEDIATED_DEVICE.name,
-        resource=_named(mediated, parent),
+        resource=_own_resource(selectors, mediated, lineage) or _named(mediated, parent),
         # As the state directory keeps it (`control/served.py`).
         model=_PRINTABLE.sub("?", mediated.type_name)[:_MODEL_CHARS],
         is_selected=_is_known(mediated, parent) and _is_selected(selectors, mediated, lineage),
@@ -220,6 +220,20 @@ def _mediated(inputs: _Inputs) -> Device:
 
 
 MEDIATED_DEVICE: Final[Kind] = MediatedDevices()
+
+
+def _own_resource(
+    selectors: Iterable[Selector], mediated: MediatedDevice, lineage: Sequence[PciFunction]
+) -> ResourceName | None:
+    """Return the resource of the operator's first rule that names its type; None if none does. A rule without `mdev`
+    names functions."""
+    type_id, type_name = mediated.type_id or "", mediated.type_name
+    for s in selectors:
+        if s.resource is None or s.mdev is None:
+            continue
+        if matches_type(s, type_id, type_name) and _is_of_function(s, lineage):
+            return ResourceName(s.resource)
+    return None
 
 
 def _named(mediated: MediatedDevice, parent: PciFunction | None) -> ResourceName:

@@ -218,7 +218,12 @@ def _whole(inputs: _Inputs) -> Device:
     """Return the device that consists of a whole PCI function."""
     function, members, selectors, iommufd = inputs
     return device_of(
-        (function,), members, selectors, kind=PCI_FUNCTION.name, resource=named(function), iommufd=iommufd
+        (function,),
+        members,
+        selectors,
+        kind=PCI_FUNCTION.name,
+        resource=named(function, selectors),
+        iommufd=iommufd,
     )
 
 

@@ -140,7 +140,9 @@ def _typed(inputs: _Inputs) -> Device:
         members,
         selectors,
         kind=VGPU.name,
-        resource=profile_resource(function.vendor, name) if name else named_virtual(function, physical),
+        resource=profile_resource(function.vendor, name)
+        if name
+        else named_virtual(function, physical, selectors),
         iommufd=iommufd,
     )
     made_by = function.vgpu.made_by if function.vgpu is not None else ""

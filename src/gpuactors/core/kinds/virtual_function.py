@@ -90,7 +90,7 @@ def _virtual(inputs: _Inputs) -> Device:
         members,
         selectors,
         kind=VIRTUAL_FUNCTION.name,
-        resource=named_virtual(function, physical),
+        resource=named_virtual(function, physical, selectors),
         iommufd=iommufd,
     )
     return replace(

@@ -45,6 +45,7 @@ class Cause(StrEnum):
     VGPU_UNNAMED = "VgpuUnnamed"
     PHYSICAL_FUNCTION_NOT_READY = "PhysicalFunctionNotReady"
     MEDIATED_DEVICES = "MediatedDevices"
+    RESOURCE_MIXED = "ResourceMixed"
     # --- it is gone, or another one
     GONE = "Gone"
     REPLACED_BY_ANOTHER = "ReplacedByAnother"
@@ -241,6 +242,12 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         UNHEALTHY,
         "Mediated devices were made of it: no claim takes it from its host's driver, as that would remove them.",
         "Remove them when they are not in use, or keep claims from it by a selector.",
+    ),
+    Cause.RESOURCE_MIXED: Meaning(
+        UNHEALTHY,
+        "The operator's resource has devices that KubeVirt cannot use under one name: whole functions with virtual "
+        "ones, GPUs of Grace superchips with others, or mediated devices with PCI functions. Claims get it.",
+        "Give one of them another name by --resource, as the message shows.",
     ),
     Cause.GONE: Meaning(
         UNHEALTHY,

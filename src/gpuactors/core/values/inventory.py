@@ -20,6 +20,7 @@ from gpuactors.core.values.model import (
     is_pci_address,
 )
 from gpuactors.core.values.naming import resource_name, virtual_name
+from gpuactors.core.values.own_resources import resource_of
 from gpuactors.core.values.selector import Selector, matches
 
 KindName = NewType("KindName", str)
@@ -81,6 +82,9 @@ class Device(Struct, frozen=True, gc=False):
         """The devices that exclude it while they have an owner. Two parts of one device do not exclude each other."""
         return self.ancestors + self.parts
 
+    mixed: str = ""
+    """Why KubeVirt cannot use it beside the other devices of its resource, as a sentence; empty if it can. Set by
+    `devices/mixed.py`."""
     unnamed: str = ""
     """Why the name of its model is not known, as a sentence; empty if it is. Such a device is in no list, unless a pod
     has it."""
@@ -149,16 +153,31 @@ def may_be_unbinding(function: PciFunction) -> bool:
     return function.driver is None and function.has_node
 
 
-def named(function: PciFunction) -> ResourceName:
-    """Return the resource of the function's model: the operator's, else that of its name in pci.ids."""
-    return function.own_name or resource_name(function.vendor, function.device, function.model)
+def own_resource(function: PciFunction, selectors: Iterable[Selector]) -> ResourceName | None:
+    """Return the operator's resource of the function: by a selector, else by its ids; None if the operator names
+    neither."""
+    return resource_of(selectors, function) or function.own_name
 
 
-def named_virtual(function: PciFunction, physical: PciFunction | None) -> ResourceName:
-    """Return the resource of a virtual function's model: that of the physical function has another name, unless the
-    operator names both."""
-    name = named(function)
-    if function.own_name is not None or physical is None:
+def named(function: PciFunction, selectors: Iterable[Selector]) -> ResourceName:
+    """Return the resource of the function: the operator's, else that of its model's name in pci.ids."""
+    return own_resource(function, selectors) or _model_name(function)
+
+
+def named_virtual(
+    function: PciFunction, physical: PciFunction | None, selectors: Iterable[Selector]
+) -> ResourceName:
+    """Return the resource of a virtual function: that of the physical function has another name, unless the operator
+    names it."""
+    if (own := own_resource(function, selectors)) is not None:
+        return own
+    name = _model_name(function)
+    if physical is None:
         return name
-    is_shared = ids_of(function) == ids_of(physical) or name == named(physical)
+    is_shared = ids_of(function) == ids_of(physical) or name == named(physical, selectors)
     return virtual_name(name) if is_shared else name
+
+
+def _model_name(function: PciFunction) -> ResourceName:
+    """Return the resource of the model's name in pci.ids."""
+    return resource_name(function.vendor, function.device, function.model)

@@ -97,6 +97,12 @@ def parse_own_name(text: str) -> tuple[tuple[str, str], ResourceName]:
         raise ValueError(
             f"{text!r} is not VENDOR:DEVICE=DOMAIN/NAME; write for example 10de:2330=example.com/h100"
         )
+    return (vendor, device), parse_resource(resource)
+
+
+def parse_resource(text: str) -> ResourceName:
+    """Read `DOMAIN/NAME`, a resource that kubelet accepts of a plugin. Raises ValueError as `parse_own_name`."""
+    resource = text.strip()
     domain, slash, name = resource.partition("/")
     if not slash or not is_subdomain(_QUOTA + domain) or not re.fullmatch(_QUALIFIED, name):
         raise ValueError(
@@ -105,7 +111,7 @@ def parse_own_name(text: str) -> tuple[tuple[str, str], ResourceName]:
         )
     if domain.endswith(_KUBERNETES) or resource.startswith(_QUOTA):
         raise ValueError(f"{resource!r} is one of Kubernetes' own names: take a domain of yours")
-    return (vendor, device), ResourceName(resource)
+    return ResourceName(resource)
 
 
 def env_name(resource: str, prefix: str = ENV_PREFIX) -> str:

@@ -41,12 +41,16 @@ class Selector(Struct, frozen=True, gc=False):
     such a selector."""
     exclude: bool = False
     """True if a function that meets it is excluded, whatever else chooses it."""
+    resource: str | None = None
+    """The operator's resource of what it chooses (`own_resources.py`); None: it chooses alone."""
 
     def __str__(self) -> str:
-        """Return the selector as on the command line; `parse_selector` reads it."""
+        """Return the selector as on the command line: `parse_selector` reads it, or `parse_rule` if it has a
+        resource."""
         values = (self.vendor, self.device, self.class_prefix, self.address, self.mdev)
         parts = [f"{key}={value}" for key, value in zip(SELECTOR_KEYS, values, strict=True) if value]
-        return (EXCLUDE_MARK if self.exclude else "") + ",".join(parts)
+        before = EXCLUDE_MARK if self.exclude else f"{self.resource}=" if self.resource is not None else ""
+        return before + ",".join(parts)
 
 
 def parse_selector(text: str) -> Selector:

@@ -40,6 +40,7 @@ _PASSING: Final = frozenset(
         Cause.VIRTUAL_FUNCTION,
         Cause.VIRTUAL_FUNCTIONS,
         Cause.VGPU_UNNAMED,
+        Cause.RESOURCE_MIXED,
         Cause.PHYSICAL_FUNCTION_ON_VFIO,
         Cause.PHYSICAL_FUNCTION_NOT_READY,
     }

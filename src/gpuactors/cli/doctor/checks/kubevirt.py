@@ -53,7 +53,7 @@ def permitted(facts: Facts) -> Needed:
     divided = {view.parent for view in views}
     parts = [view for view in views if view.address not in divided and (view.parent or view.profile)]
     whole = {
-        PermittedDevice(named(f), f"{f.vendor}:{f.device}".upper(), is_external=True)
+        PermittedDevice(named(f, facts.config.selectors), f"{f.vendor}:{f.device}".upper(), is_external=True)
         for f in facts.devices.functions
         if is_selected(facts.config.selectors, f)
         and not f.is_virtual

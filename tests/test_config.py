@@ -62,6 +62,14 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
         ("10de:2330=nvidia.com/H100",),
     ),
     (
+        "resource",
+        '["a.example/big = vendor=0x10DE,device=2330"]',
+        "[{name: a.example/big, select: ['vendor=10de,device=2330']}]",
+        "b.example/x=class=0302;b.example/x=address=23:00.0",
+        ("c.example/y=mdev=nvidia-593",),
+        ("c.example/y=mdev=nvidia-593",),
+    ),
+    (
         "vgpu_type",
         '["1147=NVIDIA L40S-1Q"]',
         "[1147=NVIDIA L40S-1Q]",
@@ -96,6 +104,7 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("nfd_file", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("journal", "true", "true", "true", "off", "off"),
     ("node_name", '"of-file"', "of-file", "of-env", "of-flag", "of-flag"),
+    ("node_labels", '["pool=hgx"]', "[pool=hgx]", "pool=b; zone=c", ("pool=d",), ("pool=d",)),
     ("log_format", '"console"', "console", "console", "json", "json"),
     ("log_level", '"warning"', "warning", "error", "debug", "debug"),
 ]

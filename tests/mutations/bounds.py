@@ -98,6 +98,28 @@ BOUNDS: Final = (
         "                allocated[entry.resource_name, device] = {*nodes}\n",
         "tests/kubelet/test_ledger.py::test_an_init_containers_answer_counts_beside_that_of_the_container_after_it",
     ),
+    # --- the configuration of a fleet -----------------------------------------------------------------------------
+    Mutation(
+        "what one node excludes is all that it selects by",
+        "config/sources.py",
+        "    return [*base, *items] if isinstance(base, list | tuple) else raw\n",
+        "    return raw if base else items\n",
+        "tests/test_fleet.py::test_what_one_node_excludes_is_added_to_what_all_select",
+    ),
+    Mutation(
+        "labels that are not known are none",
+        "config/fleet.py",
+        "        if self.labels and node.labels is None:\n",
+        "        if self.labels and node.labels is None and not self.number:\n",
+        "tests/test_fleet.py::test_labels_that_are_not_known_are_no_labels_that_are_not_there",
+    ),
+    Mutation(
+        "an entry is checked on the nodes that it matches alone",
+        "config/sources.py",
+        "            _value(DECLARATIONS[key], raw, _of_entry(file, entry))\n",
+        "            _of_entry(file, entry)\n",
+        "tests/test_fleet.py::test_an_entry_that_is_wrong_is_refused_on_each_node",
+    ),
     # --- the core -------------------------------------------------------------------------------------------------
     Mutation(
         "a claim that kubelet lists by two names takes one of them",

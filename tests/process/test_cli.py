@@ -183,7 +183,7 @@ def test_settings_come_from_flag_environment_and_file(tmp_path: Path) -> None:
     done = gpuactors("config", "schema")
     assert done.returncode == 0
     schema = json.loads(done.stdout)
-    assert tuple(schema["properties"]) == KEYS
+    assert tuple(schema["properties"]) == (*KEYS, "nodes")
     assert schema["additionalProperties"] is False
 
 

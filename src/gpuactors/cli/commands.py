@@ -23,13 +23,13 @@ from typing import Any, Final, NoReturn, TypeVar
 import click
 
 from gpuactors.cli import completion
-from gpuactors.cli.ending import EX_CANTCREAT, EX_DATAERR, EX_UNAVAILABLE, fail, first
+from gpuactors.cli.ending import EX_CANTCREAT, EX_CONFIG, EX_DATAERR, EX_UNAVAILABLE, fail, first
 from gpuactors.cli.examples import epilog
 from gpuactors.cli.formats import Format, either
 from gpuactors.cli.output import columns_of, wants_colour
 from gpuactors.cli.progress import Progress
 from gpuactors.cli.settings import resolved
-from gpuactors.config import Config, schema
+from gpuactors.config import CONFIG_FILE_VARIABLE, Config, ConfigError, file_schema
 from gpuactors.config.options import Configured, ConfiguredDaemon, Suggesting
 from gpuactors.core.values.quote import quoted, quoted_id, quoted_name
 from gpuactors.limits import QUOTED_NAME_CHARS_MAX
@@ -326,7 +326,7 @@ def replay(
 
 @cli.group(name="config", epilog=epilog("config"))
 def config_group() -> None:
-    """Show the settings, or the schema of the configuration file."""
+    """Show the settings, or check a configuration file."""
 
 
 @config_group.command(cls=Configured, epilog=epilog("config show"))
@@ -337,6 +337,7 @@ def show(output: str, **flags: object) -> None:
     The settings are the running daemon's. Without a daemon in this state directory, or with any other flag, they
     are those of a daemon that is started now with the same flags and environment.
     """
+    from gpuactors.cli import shown_settings
     from gpuactors.cli.inspect import view
 
     settings = resolved(flags)
@@ -344,21 +345,53 @@ def show(output: str, **flags: object) -> None:
     if {key for key, value in flags.items() if value not in (None, ())} <= {"state_dir"}:
         shown = view.shown(settings, Progress(sys.stderr))
     if output != Format.TABLE:
-        by_key = {s.key: {"value": json.loads(s.value), "from": s.source} for s in shown.settings}
-        click.echo(either(output, json.dumps(by_key, indent=2, ensure_ascii=False)))
+        click.echo(either(output, shown_settings.as_json(shown.settings)))
         return
     if shown.heading:
         click.echo(f"{shown.heading}\n")
-    key_width = max(len(s.key) for s in shown.settings)
-    value_width = max(len(s.value) for s in shown.settings)
-    for s in shown.settings:
-        click.echo(f"{s.key:<{key_width}}  {s.value:<{value_width}}  {s.source}".rstrip())
+    click.echo("\n".join(shown_settings.as_table(shown.settings)))
 
 
 @config_group.command(name="schema", cls=Suggesting, epilog=epilog("config schema"))
 def show_schema() -> None:
     """Print the JSON Schema of the configuration file."""
-    click.echo(json.dumps(schema(), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(file_schema(), indent=2, ensure_ascii=False))
+
+
+@config_group.command(name="check", cls=Suggesting, epilog=epilog("config check"))
+@click.option(
+    "--config",
+    "path",
+    metavar="FILE",
+    help=f"Configuration file.  [env var: {CONFIG_FILE_VARIABLE}]",
+)
+@click.option("--node", metavar="NAME", help="Show the settings of the node of this name.")
+@click.option("--labels", metavar="KEY=VALUE,…", help="All labels of that node, which entries may match.")
+@click.option(
+    "--nodes",
+    metavar="FILE|-",
+    help="Check the settings of each node: the output of kubectl get nodes -o json.",
+)
+@_output(Format.TABLE, Format.JSON, Format.YAML)
+def check_config(
+    path: str | None, node: str | None, labels: str | None, nodes: str | None, output: str
+) -> None:
+    """Check a configuration file for all its nodes.
+
+    The file alone is checked: flags and variables of this machine do not count.
+    """
+    from gpuactors.cli import config_check
+
+    path = path or os.environ.get(CONFIG_FILE_VARIABLE)
+    if path is None:
+        raise click.UsageError("name the configuration file by --config")
+    if labels is not None and node is None:
+        raise click.UsageError("--labels are those of a node: name it by --node")
+    try:
+        lines = config_check.report(path, node, labels, nodes, output)
+    except (ConfigError, config_check.NodesError) as exc:
+        fail(str(exc), EX_CONFIG)
+    click.echo("\n".join(lines))
 
 
 @cli.command(name="completion", cls=Suggesting, epilog=epilog("completion"))

@@ -55,6 +55,10 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("gpuactors config show", "the running daemon's settings"),
         ("gpuactors config show --dra on -o yaml", "the settings with these flags"),
     ),
+    "config check": (
+        ("gpuactors config check --config FILE", "all entries"),
+        ("gpuactors config check --config FILE --node a1", "its settings"),
+    ),
     "config schema": (("gpuactors config schema > schema.json", "for an editor"),),
     "completion": (
         ("source <(gpuactors completion bash)", "in ~/.bashrc"),

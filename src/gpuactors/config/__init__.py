@@ -8,7 +8,7 @@ Must not hold bounds of the running program, and must not read the host except f
 """
 
 from .declaration import Declaration
-from .schema import as_dict, schema
+from .schema import as_dict, file_schema, schema
 from .settings import (
     DECLARATIONS,
     DEFAULT_SELECTORS,
@@ -36,6 +36,7 @@ __all__ = [
     "TcpHttp",
     "UnixHttp",
     "as_dict",
+    "file_schema",
     "load",
     "resolve",
     "schema",

@@ -21,6 +21,12 @@ CONFIG_FILE_KEY: Final = "config"
 """The key of the flag and the variable that name the configuration file. It is no setting: a file cannot name
 itself."""
 
+NODES_KEY: Final = "nodes"
+"""The key of the entries in a file. It is no setting: it has neither a flag nor a variable."""
+
+OF_THE_NODE: Final = ("node_name", "node_labels")
+"""The settings that an entry cannot have: entries are chosen by them."""
+
 LIST_SEPARATOR: Final = ";"
 """The separator of the values of a list that is written as one text (a variable, or a file's text instead of a
 list)."""
@@ -73,6 +79,14 @@ class Described(Struct, frozen=True):
     """A variable without gpuactors' prefix, read when no flag, prefixed variable or file has the setting."""
     may_be_off: bool = False
     """True if `off` is one of the values. A choice says so itself."""
+    texts_of: Callable[[object], Sequence[object]] | None = None
+    """For a list: the function that returns the texts of one item of a file, which may also have the form of
+    `item_schema`. Raises ValueError. None: an item is a text."""
+    item_schema: Mapping[str, object] | None = None
+    """The JSON Schema of that other form."""
+    extends: Callable[[Sequence[object]], bool] | None = None
+    """For a list: the function that says whether such a list, in an entry of `nodes`, is added to the one that it would
+    replace. None: it replaces."""
 
 
 class Declaration(Struct, frozen=True):

@@ -7,7 +7,7 @@ Must not hold bounds of the running program: those are in `limits.py`, or in the
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -17,11 +17,12 @@ from msgspec import Meta, Struct
 from gpuactors.core.values.model import ResourceName
 from gpuactors.core.values.names import is_label, is_subdomain, node_name_of
 from gpuactors.core.values.naming import parse_own_name
-from gpuactors.core.values.selector import Selector, full_address, parse_selector
+from gpuactors.core.values.own_resources import conflict_of_rules, parse_rule
+from gpuactors.core.values.selector import EXCLUDE_MARK, Selector, full_address, parse_selector
 from gpuactors.core.values.vgpu import OwnVgpuType, parse_own_type
 from gpuactors.limits import IMEX_CHANNELS_MAX, JOURNAL_MAX_BYTES, SOCKET_PATH_MAX_BYTES
 
-from .declaration import Declaration, Described, declared
+from .declaration import LIST_SEPARATOR, Declaration, Described, declared
 
 RESYNC_INTERVAL_MAX_S: Final = 86_400.0
 """The longest interval that an operator may set between two full scans, a day: a change whose uevent was lost (the
@@ -90,6 +91,55 @@ def _checked_resource_names(texts: tuple[str, ...]) -> tuple[str, ...]:
                 f"{vendor}:{device} has two names, {resource} and {min(other_names)}: leave one of them out"
             )
     return tuple(f"{vendor}:{device}={resource}" for (vendor, device), resource in dict.fromkeys(named))
+
+
+def _excludes(items: Sequence[object]) -> bool:
+    """Return whether all selectors exclude: an entry of `nodes` with such ones keeps what is selected without it."""
+    return all(isinstance(item, str) and item.lstrip().startswith(EXCLUDE_MARK) for item in items)
+
+
+def _rule_texts(item: object) -> Sequence[object]:
+    """Return the rules that one item of `resource` stands for: itself, or one for each selector of a mapping."""
+    if not isinstance(item, dict):
+        return (item,)
+    name, select = item.get("name"), item.get("select")
+    selectors = select.split(LIST_SEPARATOR) if isinstance(select, str) else select
+    if item.keys() != {"name", "select"} or not isinstance(name, str) or not isinstance(selectors, list):
+        raise ValueError("a mapping has a name, and a list of selectors in select")
+    if not selectors or not all(isinstance(selector, str) for selector in selectors):
+        raise ValueError(f"{name} has no selectors")
+    return [f"{name}={selector}" for selector in selectors]
+
+
+_RULE_SCHEMA: Final[Mapping[str, object]] = {
+    "type": "object",
+    "required": ["name", "select"],
+    "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string", "description": "The resource, DOMAIN/NAME."},
+        "select": {
+            "description": "The selectors of its devices.",
+            "anyOf": [{"type": "array", "items": {"type": "string"}, "minItems": 1}, {"type": "string"}],
+        },
+    },
+}
+
+
+def _checked_rules(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the rules in their full form."""
+    rules = tuple(dict.fromkeys(map(parse_rule, texts)))
+    names: dict[Selector, str | None] = {}
+    for rule in rules:
+        first = names.setdefault(msgspec.structs.replace(rule, resource=None), rule.resource)
+        if first != rule.resource:
+            raise ValueError(f"{rule} has the name {first} already: leave one of them out")
+    return tuple(map(str, rules))
+
+
+def _checked_labels(texts: tuple[str, ...]) -> tuple[str, ...]:
+    from .fleet import labels_of  # as in `sources.py`
+
+    return tuple(f"{key}={value}" for key, value in labels_of(texts).items())
 
 
 def _checked_vgpu_types(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -268,6 +318,23 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             check=_checked_resource_names,
         ),
     ] = ()
+    resource: Annotated[
+        tuple[str, ...],
+        Described(
+            "Custom resources by selectors, each `DOMAIN/NAME=SELECTOR`: "
+            "`example.com/big=vendor=10de,device=2330`. It selects these devices as `select` does, and names whole "
+            "functions and virtual functions; with `mdev`, mediated devices. Several selectors may have one name. Of "
+            "several that match, the first names a device, before `resource_name`. A file may have mappings "
+            "with `name` and `select`, a list.",
+            metavar="DOMAIN/NAME=SELECTOR",
+            must_be="resources with selectors, such as example.com/big=vendor=10de,device=2330, each selector once "
+            "and without !",
+            default="none",
+            check=_checked_rules,
+            texts_of=_rule_texts,
+            item_schema=_RULE_SCHEMA,
+        ),
+    ] = ()
     vgpu_type: Annotated[
         tuple[str, ...],
         Described(
@@ -312,6 +379,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             must_be="one or more selectors KEY=VALUE,… or !KEY=VALUE,… with the keys vendor, device, class, address "
             "and mdev",
             check=_checked_selectors,
+            extends=_excludes,
         ),
         Meta(min_length=1),
     ] = DEFAULT_SELECTORS
@@ -530,13 +598,24 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             fallback_variable="NODE_NAME",
         ),
     ] = ""
+    node_labels: Annotated[
+        tuple[str, ...],
+        Described(
+            "Labels of the Node, each `KEY=VALUE`, by which entries of `nodes` in the configuration file match it. "
+            "They are not read from the API server.",
+            metavar="KEY=VALUE",
+            must_be="labels KEY=VALUE of a Node, each key with one value",
+            default="not known",
+            check=_checked_labels,
+        ),
+    ] = ()
     log_format: Annotated[LogFormat, Described("Format of the log lines.")] = "json"
     log_level: Annotated[LogLevel, Described("Lowest level that is logged.")] = "info"
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
-        """`select`, parsed. Raises ValueError only for a Config that was not made by `load`."""
-        return tuple(parse_selector(text) for text in self.select)
+        """`select` and `resource`, parsed. Raises ValueError only for a Config that was not made by `load`."""
+        return (*map(parse_selector, self.select), *map(parse_rule, self.resource))
 
     @property
     def own_names(self) -> Mapping[tuple[str, str], ResourceName]:
@@ -553,6 +632,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def http(self) -> HttpAddress | None:
         """`http_address`, parsed; None: off. Raises ValueError only for a Config that was not made by `load`."""
         return _http_address(self.http_address)
+
+
+def conflict_of(config: Config) -> str | None:
+    """Return which settings, each valid, cannot be used together, as a sentence; None if all can."""
+    named = [(name, Selector(vendor=v, device=d)) for (v, d), name in config.own_names.items()]
+    rules = [(ResourceName(rule.resource or ""), rule) for rule in map(parse_rule, config.resource)]
+    return conflict_of_rules((*rules, *named)) if rules or len(named) > 1 else None
 
 
 DECLARATIONS: Final[Mapping[str, Declaration]] = declared(Config)

@@ -1,4 +1,5 @@
-"""The sources of the values: flags, the environment, a configuration file; each checked, with error messages.
+"""The sources of the values: flags, the environment, a configuration file with its entries for some nodes
+(`fleet.py`); each checked, with error messages.
 
 Must not know the meaning of a setting: that is in its declaration.
 """
@@ -8,12 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from itertools import chain, islice
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 from msgspec import Struct
 
+from gpuactors.core.values.names import node_name_of
 from gpuactors.core.values.quote import first_of, quoted
 from gpuactors.process.plain_files import read_plain
 
@@ -21,15 +24,23 @@ from .declaration import (
     CONFIG_FILE_KEY,
     ENVIRONMENT_PREFIX,
     LIST_SEPARATOR,
+    NODES_KEY,
+    OF_THE_NODE,
     Declaration,
     flag_of,
     variable_of,
 )
-from .settings import DECLARATIONS, Config
+from .settings import DECLARATIONS, Config, conflict_of
+
+if TYPE_CHECKING:
+    from .fleet import Entry, FleetNode
 
 CONFIG_FILE_MAX_BYTES: Final = 1024 * 1024
 """The most bytes of a configuration file, which has a few hundred; a device or a log named by mistake must not be read
 for ever."""
+
+_ITEMS_MAX: Final = 10_000
+"""The most items that the mappings in a list may stand for: with YAML's aliases a short file has billions."""
 
 _SHOWN_BITS_MAX: Final = 128
 """The most bits of a number that an error message writes out."""
@@ -81,25 +92,93 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str]) -> Resolved
     if unknown := flags_set.keys() - DECLARATIONS.keys() - {CONFIG_FILE_KEY}:
         raise ConfigError(f"there is no setting for the flag {flag_of(min(unknown))}")
     variables = _variables(environ)
-    from_file, file_source = _file(flags_set.pop(CONFIG_FILE_KEY, None), variables.pop(CONFIG_FILE_KEY, None))
+    file = _file(flags_set.pop(CONFIG_FILE_KEY, None), variables.pop(CONFIG_FILE_KEY, None))
+    given = _given(flags_set, variables, file.values, environ)
+    if file.entries:
+        values = for_node(file, _node(given))
+        given = _given(flags_set, variables, values, environ)
+    return resolved_of(given)
 
-    values: dict[str, object] = {}
-    provenance: dict[str, Provenance] = {}
+
+Sourced = tuple[object, Provenance]
+"""A value as its source has it."""
+
+
+class File(Struct, frozen=True):
+    """The content of a configuration file. Its entries are checked, and the values beside them are not yet."""
+
+    values: Mapping[str, Sourced]
+    entries: tuple[Entry, ...] = ()
+    source: Provenance = Provenance("default")
+
+
+def for_node(file: File, node: FleetNode) -> Mapping[str, Sourced]:
+    """Return the values of the file for one node: of several entries that have a key, the last one wins. Raises
+    ConfigError if labels are needed that are not known."""
+    from .fleet import EntryError, matching  # a file without entries needs nothing of it
+
+    values = dict(file.values)
+    try:
+        entries = matching(file.entries, node)
+    except EntryError as error:
+        raise ConfigError(str(error)) from None
+    for entry in entries:
+        for key, raw in entry.settings.items():
+            values[key] = _overridden(DECLARATIONS[key], values.get(key), raw), _of_entry(file.source, entry)
+    return values
+
+
+def read_file(name: str) -> File:
+    """Return the content of the configuration file of this name, as `--config` would. Raises ConfigError."""
+    return _file(name, None)
+
+
+def resolved_of(given: Mapping[str, Sourced]) -> Resolved:
+    """Return the configuration of these values, each checked, and all of them together. Raises ConfigError."""
+    values = {key: _value(DECLARATIONS[key], raw, source) for key, (raw, source) in given.items()}
+    config = Config(**values)  # type: ignore[arg-type]
+    if (conflict := conflict_of(config)) is not None:
+        raise ConfigError(conflict)
+    default = Provenance("default")
+    return Resolved(config, {key: given[key][1] if key in given else default for key in DECLARATIONS})
+
+
+def _given(
+    flags: Mapping[str, object],
+    variables: Mapping[str, str],
+    of_file: Mapping[str, Sourced],
+    environ: Mapping[str, str],
+) -> dict[str, Sourced]:
+    """Return the value of each key that a source has, from the first one."""
+    given: dict[str, Sourced] = {}
     for key, setting in DECLARATIONS.items():
-        if key in flags_set:
-            raw, source = flags_set[key], Provenance("flag", setting.flag)
+        if key in flags:
+            given[key] = flags[key], Provenance("flag", setting.flag)
         elif key in variables:
-            raw, source = variables[key], Provenance("environment", setting.variable)
-        elif key in from_file:
-            raw, source = from_file[key], file_source
+            given[key] = variables[key], Provenance("environment", setting.variable)
+        elif key in of_file:
+            given[key] = of_file[key]
         elif fallback := environ.get(setting.described.fallback_variable):
-            raw, source = fallback, Provenance("environment", setting.described.fallback_variable)
-        else:
-            provenance[key] = Provenance("default")
-            continue
-        values[key] = _value(setting, raw, source)
-        provenance[key] = source
-    return Resolved(config=Config(**values), provenance=provenance)  # type: ignore[arg-type]
+            given[key] = fallback, Provenance("environment", setting.described.fallback_variable)
+    return given
+
+
+def _node(given: Mapping[str, Sourced]) -> FleetNode:
+    """Return this node, as the entries match it."""
+    from .fleet import FleetNode, labels_of  # as in `for_node`
+
+    own = resolved_of({key: value for key, value in given.items() if key in OF_THE_NODE}).config
+    labels = labels_of(own.node_labels) if own.node_labels else None
+    return FleetNode(own.node_name or node_name_of(os.uname().nodename), labels)
+
+
+def _overridden(setting: Declaration, before: Sourced | None, raw: object) -> object:
+    """Return the value of an entry in the place of the one before it, or added to that."""
+    extends, items = setting.described.extends, _untyped(setting, raw)
+    if extends is None or not isinstance(items, list) or not extends(items):
+        return raw
+    base = _untyped(setting, before[0]) if before is not None else setting.default
+    return [*base, *items] if isinstance(base, list | tuple) else raw
 
 
 # --- values -----------------------------------------------------------------------------------------------
@@ -130,6 +209,11 @@ def _untyped(setting: Declaration, raw: object) -> object:
             return os.fspath(raw)
         case str() if setting.is_list:
             return [part.strip() for part in raw.split(LIST_SEPARATOR) if part.strip()]
+        case list() if (texts_of := setting.described.texts_of) is not None:
+            texts = list(islice(chain.from_iterable(map(texts_of, raw)), _ITEMS_MAX + 1))
+            if len(texts) > _ITEMS_MAX:
+                raise ValueError(f"it has more than {_ITEMS_MAX:,} items")
+            return texts
         case _:
             return setting.switched(raw)
 
@@ -208,18 +292,47 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
 # --- file -------------------------------------------------------------------------------------------------
 
 
-def _file(flag: object | None, variable: str | None) -> tuple[dict[str, object], Provenance]:
-    """Read the configuration file, if there is one. Raises ConfigError."""
+def _file(flag: object | None, variable: str | None) -> File:
+    """Read the configuration file, if there is one, and check its entries for some nodes. Raises ConfigError."""
     name = flag if flag is not None else variable
     if name is None:
-        return {}, Provenance("default")
+        return File({})
     path = Path(str(name))
     origin = flag_of(CONFIG_FILE_KEY) if flag is not None else CONFIG_FILE_VARIABLE
-    values = _parsed(path, origin, _read(path, origin))
-    for key in values:
+    content = _parsed(path, origin, _read(path, origin))
+    source = Provenance("file", str(path))
+    entries = _entries(content.pop(NODES_KEY), source) if NODES_KEY in content else ()
+    if entries and (common := [key for key in OF_THE_NODE if key in content]):
+        raise ConfigError(f"{common[0]} cannot be in a file with nodes: all would have the same ({source})")
+    for key in content:
         if key not in DECLARATIONS:
-            raise ConfigError(f"unknown key {_shown(key)} in file {path}{_similar(str(key), DECLARATIONS)}")
-    return values, Provenance("file", str(path))
+            raise ConfigError(
+                f"unknown key {_shown(key)} in file {path}{_similar(str(key), (*DECLARATIONS, NODES_KEY))}"
+            )
+    return File({key: (raw, source) for key, raw in content.items()}, entries, source)
+
+
+def _entries(content: object, file: Provenance) -> tuple[Entry, ...]:
+    """Return the entries of a file, each with its keys and values checked, for whatever node they are. Raises
+    ConfigError."""
+    from .fleet import EntryError, entries_of  # as in `for_node`
+
+    try:
+        entries = entries_of(content)
+    except EntryError as error:
+        raise ConfigError(f"{error} ({file})") from None
+    for entry in entries:
+        for key, raw in entry.settings.items():
+            if key not in DECLARATIONS:
+                raise ConfigError(
+                    f"unknown key {_shown(key)} in {entry} of file {file.name}{_similar(str(key), DECLARATIONS)}"
+                )
+            _value(DECLARATIONS[key], raw, _of_entry(file, entry))
+    return entries
+
+
+def _of_entry(file: Provenance, entry: Entry) -> Provenance:
+    return Provenance("file", f"{file.name}, {entry}")
 
 
 def _read(path: Path, origin: str) -> str:

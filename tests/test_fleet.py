@@ -229,7 +229,9 @@ def test_names_that_kubevirt_cannot_use_together_are_refused(write: Write) -> No
     assert of_node(path, "b").resource == ()
     with pytest.raises(ConfigError, match=r"a\.b/c would have mediated devices \(mdev=nvidia-593\)"):
         of_node(path, "a")
-    assert checked("--config", str(path)).exit_code == EX_CONFIG, "for all nodes at once"
+    refused = checked("--config", str(path))
+    assert refused.exit_code == EX_CONFIG, "for all nodes at once"
+    assert "entry 1 (names a): a.b/c would have mediated devices" in refused.output
 
 
 def test_a_selector_has_one_name(write: Write) -> None:
@@ -322,7 +324,7 @@ def test_the_check_of_a_fleet_counts_the_nodes_of_each_set_of_entries(write: Wri
     listed = nodes(("cpu-2", {}), ("gpu-a3", hgx), ("gpu-a2", {}), ("cpu-1", {}), ("gpu-a1", {}))
     shown = checked("--config", str(write(FLEET)), "--nodes", "-", input=listed)
     assert shown.exit_code == 0, shown.output
-    assert [line.split(maxsplit=2) for line in shown.stdout.splitlines()[1:4]] == [
+    assert [line.split(maxsplit=2) for line in shown.stdout.splitlines()[2:5]] == [
         ["ENTRIES", "NODES", "NAMES"],
         ["none", "2", "cpu-1, cpu-2"],
         ["1", "2", "gpu-a1, gpu-a2"],
@@ -366,24 +368,25 @@ def test_5000_nodes_of_12_kinds_read_the_file_once_and_resolve_12_times(
 
 # --- the page, and the example ----------------------------------------------------------------------------------------
 
-PAGE = ROOT / "docs/configuration.md"
+PAGE = ROOT / "docs/fleet.md"
+CONFIGURATION = ROOT / "docs/configuration.md"
 EXAMPLE = ROOT / "deploy/examples/fleet/gpuactors.yaml"
 
 
-def blocks(section: str, language: str) -> list[str]:
-    text = PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+def blocks(page: Path, section: str, language: str) -> list[str]:
+    text = page.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def test_the_page_shows_what_the_check_prints(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (file,) = blocks("A fleet", "yaml")
+    (file,) = blocks(PAGE, "The file", "yaml")
     write(file)
     monkeypatch.chdir(tmp_path)
     listed = nodes(("gpu-a1", {}), ("cpu-1", {}), ("gpu-a2", {}), ("gpu-b1", {"example.com/kind": "l40s"}))
-    shown = blocks("A fleet", "console")
-    assert len(shown) == 2
+    shown = blocks(PAGE, "Check it", "console")
+    assert len(shown) == 3
     for block in shown:
         command, _, output = block.partition("\n")
         words = shlex.split(command.partition("gpuactors ")[2])
@@ -393,9 +396,9 @@ def test_the_page_shows_what_the_check_prints(
 
 def test_the_resources_of_the_page_are_those_of_its_flags(write: Write) -> None:
     section = "Resources of your own"
-    (file,) = blocks(section, "yaml")
+    (file,) = blocks(CONFIGURATION, section, "yaml")
     by_file = load({"config": write(file)}, {})
-    text = PAGE.read_text().partition(f"\n## {section}\n")[2]
+    text = CONFIGURATION.read_text().partition(f"\n## {section}\n")[2]
     (line,) = re.findall(r"As flags: `(.*?)`", text)
     flags = tuple(word for word in shlex.split(line) if word != "--resource")
     assert load({"resource": flags}, {}).resource == by_file.resource[:2]

@@ -21,7 +21,7 @@ def main() -> NoReturn:
         from gpuactors.cli import settings, start
 
         if (flags := start.flags_of(sys.argv[2:])) is not None:
-            start.run(settings.resolved(flags))
+            start.run(settings.resolved(flags, starts=True))
             sys.exit()
     from gpuactors.cli import commands
 

@@ -23,7 +23,7 @@ from gpuactors.acts.checkpoint import CheckpointFile, _encoded
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.acts.theirs import TheirClaims
 from gpuactors.cli.doctor.settings import of_daemon
-from gpuactors.config import ConfigError, resolve
+from gpuactors.config import Config, ConfigError, resolve
 from gpuactors.control.about import About
 from gpuactors.control.client import running, understood
 from gpuactors.control.messages import Answer, Request, line_of, request_of
@@ -39,6 +39,7 @@ from gpuactors.core.domains import config as domain_config
 from gpuactors.core.gpus import config as gpu_config
 from gpuactors.core.values.claim import Claim, ClaimName, ClaimUid
 from gpuactors.core.values.domain import DomainUid
+from gpuactors.daemon import node_labels
 from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.host import pci_ids
 from gpuactors.http.exchange import exchange
@@ -455,10 +456,16 @@ def _own_files(directory: Path) -> tuple[Decoder, ...]:
         (directory / VGPU_TYPES).write_bytes(content)
         VgpuTypesJson(str(directory), "boot")._read()
 
+    def labels(content: bytes) -> None:
+        (directory / node_labels.FILE_NAME).write_bytes(content)
+        node_labels._kept(Config(node_name=NODE, state_dir=directory))
+
+    kept = _json({"node": NODE, "labels": {"example.com/kind": "l40s"}})
     types = _json(
         {"boot": "boot", "cards": {"0000:3b:00.0": {"driverBind": 7, "names": {"1147": "NVIDIA L40S-1Q"}}}}
     )
     return (
+        Decoder(node_labels.FILE_NAME, (kept,), labels, ()),
         Decoder("vgpu-types.json", (types,), vgpu_types, (StateFileError,)),
         Decoder("gpuactors-checkpoint.json", (_STORED, *_real_checkpoints()), _checkpoint, (StateFileError,)),
         Decoder("NVIDIA's checkpoint.json", _THEIRS, _nvidias_checkpoint, (StateFileError,)),

@@ -120,6 +120,21 @@ BOUNDS: Final = (
         "            _of_entry(file, entry)\n",
         "tests/test_fleet.py::test_an_entry_that_is_wrong_is_refused_on_each_node",
     ),
+    Mutation(
+        "a refusal of the API server is answered by labels on disk",
+        "daemon/node_labels.py",
+        "        if _is_away(error) and (kept := _kept(config)) is not None:\n",
+        "        if (kept := _kept(config)) is not None:\n",
+        "tests/daemon/test_node_labels.py::test_without_the_right_the_start_fails_and_names_each_remedy",
+    ),
+    Mutation(
+        "the Node is read whatever the entries depend on",
+        "config/sources.py",
+        "    if own.node_labels or not keys or read_labels is None:\n",
+        "    if own.node_labels or read_labels is None:\n",
+        "tests/daemon/test_node_labels.py::"
+        "test_where_nothing_depends_on_the_nodes_labels_no_request_is_made[names alone]",
+    ),
     # --- the core -------------------------------------------------------------------------------------------------
     Mutation(
         "a claim that kubelet lists by two names takes one of them",

@@ -92,7 +92,7 @@ def run(**flags: object) -> None:
     """Run the device plugin until a signal stops it."""
     from gpuactors.cli import start
 
-    start.run(resolved(flags))
+    start.run(resolved(flags, starts=True))
 
 
 @cli.command(cls=Configured, epilog=epilog("inspect"))

@@ -16,7 +16,7 @@ from gpuactors.cli.formats import Format, either
 from gpuactors.cli.shown_settings import as_json, as_table
 from gpuactors.config import ConfigError, Provenance, Resolved
 from gpuactors.config.fleet import Entry, FleetNode, labels_of, matching
-from gpuactors.config.sources import File, for_node, read_file, resolved_of
+from gpuactors.config.sources import File, for_node, read_file, resolved_of, with_entries
 from gpuactors.core.values.names import node_name_of
 from gpuactors.core.values.quote import first_of, quoted
 from gpuactors.daemon.about import about
@@ -28,6 +28,9 @@ NODES_MAX_BYTES: Final = 1 << 30
 
 _NAMES_SHOWN: Final = 3
 """The most names of nodes with the same settings that are shown: a fleet has thousands."""
+
+
+_AT_THE_START: Final = "A daemon reads its file at the start: a change needs a restart."
 
 
 class NodesError(Exception):
@@ -52,13 +55,13 @@ class Fleet(Struct, frozen=True):
 
 def report(path: str, node: str | None, labels: str | None, nodes: str | None, output: str) -> list[str]:
     """Check the file of this path, and return what is to be printed: the settings of the node; without one, how many
-    entries are valid, and the nodes of a list. The arguments are those of the command. Raises ConfigError and
-    NodesError."""
+    entries are valid, when a daemon reads the file, and the nodes of a list. The arguments are those of the command.
+    Raises ConfigError and NodesError."""
     file = read_file(path)
     of_entries(file)
     fleet = list(lines_of(of_fleet(file, read_nodes(nodes)))) if nodes is not None else []
     if node is None:
-        return [f"{quoted(path)} is valid: {len(file.entries)} entries of nodes", *fleet]
+        return [f"{quoted(path)} is valid: {len(file.entries)} entries of nodes", _AT_THE_START, *fleet]
     subject = FleetNode(node_name_of(node), _labels_of(labels))
     resolved = of_node(file, subject)
     shown = about(resolved.config, {key: str(source) for key, source in resolved.provenance.items()}).settings
@@ -86,7 +89,7 @@ def of_entries(file: File) -> None:
     """Check the settings of the file without its entries, and with each one alone. Raises ConfigError."""
     resolved_of(file.values)
     for entry in file.entries:
-        resolved_of(for_node(File(file.values, (_for_all(entry),), file.source), FleetNode("", {})))
+        _check(file, (entry,), str(entry))
 
 
 def of_fleet(file: File, nodes: Iterable[FleetNode]) -> Fleet:
@@ -99,11 +102,7 @@ def of_fleet(file: File, nodes: Iterable[FleetNode]) -> Fleet:
         for numbers, of_sort in sorted(names.items())
     ]
     for sort in sorts:
-        entries = tuple(map(_for_all, sort.entries))
-        try:
-            resolved_of(for_node(File(file.values, entries, file.source), FleetNode(sort.names[0], {})))
-        except ConfigError as error:
-            raise ConfigError(f"node {sort.names[0]}: {error}") from None
+        _check(file, sort.entries, f"node {sort.names[0]}")
     used = {number for numbers in names for number in numbers}
     return Fleet(tuple(sorts), tuple([entry for entry in file.entries if entry.number not in used]))
 
@@ -154,6 +153,9 @@ class _NodeList(Struct, frozen=True):
     items: tuple[_Node, ...]
 
 
-def _for_all(entry: Entry) -> Entry:
-    """Return the entry as one that matches every node."""
-    return msgspec.structs.replace(entry, names=(), labels={})
+def _check(file: File, entries: Iterable[Entry], subject: str) -> None:
+    """Check the settings of a node that these entries match. Raises ConfigError, which begins with the subject."""
+    try:
+        resolved_of(with_entries(file, entries))
+    except ConfigError as error:
+        raise ConfigError(f"{subject}: {error}") from None

@@ -6,12 +6,24 @@ import os
 from collections.abc import Mapping
 
 from gpuactors.cli.ending import EX_CONFIG, fail
-from gpuactors.config import ConfigError, Resolved, resolve
+from gpuactors.config import Config, ConfigError, Resolved, SourcedLabels, resolve
 
 
-def resolved(flags: Mapping[str, object]) -> Resolved:
-    """Resolve the settings; end the process if one is wrong."""
+def resolved(flags: Mapping[str, object], *, starts: bool = False) -> Resolved:
+    """Resolve the settings, of a daemon that starts or of a command beside it; end the process if one is wrong."""
     try:
-        return resolve(flags, os.environ)
+        return resolve(flags, os.environ, _labels_of_start if starts else _labels_of_command)
     except ConfigError as exc:
         fail(str(exc), EX_CONFIG)
+
+
+def _labels_of_start(config: Config) -> SourcedLabels:
+    from gpuactors.daemon import node_labels  # with the client of the API server
+
+    return node_labels.read(config)
+
+
+def _labels_of_command(config: Config) -> SourcedLabels:
+    from gpuactors.daemon import node_labels  # as above
+
+    return node_labels.read_kept(config)

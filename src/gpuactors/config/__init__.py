@@ -19,7 +19,7 @@ from .settings import (
     TcpHttp,
     UnixHttp,
 )
-from .sources import CONFIG_FILE_VARIABLE, ConfigError, Provenance, Resolved, load, resolve
+from .sources import CONFIG_FILE_VARIABLE, ConfigError, Provenance, Resolved, SourcedLabels, load, resolve
 
 __all__ = [
     "CONFIG_FILE_VARIABLE",
@@ -33,6 +33,7 @@ __all__ = [
     "HttpAddress",
     "Provenance",
     "Resolved",
+    "SourcedLabels",
     "TcpHttp",
     "UnixHttp",
     "as_dict",

@@ -61,15 +61,19 @@ class Entry(Struct, frozen=True):
         by_label = f"labels {', '.join(first_of(labels))}" if labels else ""
         return f"entry {self.number} ({quoted('; '.join(filter(None, (names, by_label))))})"
 
+    def has_name(self, name: str) -> bool:
+        """Return whether it matches the node of this name, as far as names go."""
+        return not self.names or bool(_globs(self.names)(name))
+
     def matches(self, node: FleetNode) -> bool:
         """Return whether the node has one of the names, and all labels. Raises EntryError if that depends on labels
         that are not known."""
-        if self.names and not _globs(self.names)(node.name):
+        if not self.has_name(node.name):
             return False
         if self.labels and node.labels is None:
             raise EntryError(
-                f"{self} of nodes matches by labels, and those of the node {node.name} are not known: give them by "
-                "node_labels, or match by names"
+                f"{self} of nodes matches by labels, and those of the node {node.name} are not known: give them "
+                "(node_labels; --labels in a check), or match by names"
             )
         return node.labels is None or self.labels.items() <= node.labels.items()
 
@@ -114,6 +118,11 @@ def _object(properties: Mapping[str, object]) -> dict[str, object]:
 def matching(entries: Iterable[Entry], node: FleetNode) -> tuple[Entry, ...]:
     """Return the entries that match the node, in their order. Raises EntryError as `Entry.matches`."""
     return tuple([entry for entry in entries if entry.matches(node)])
+
+
+def deciding_labels(entries: Iterable[Entry], name: str) -> frozenset[str]:
+    """Return the keys of the labels that decide which entries match the node of this name."""
+    return frozenset([key for entry in entries if entry.has_name(name) for key in entry.labels])
 
 
 def labels_of(texts: Iterable[str]) -> dict[str, str]:

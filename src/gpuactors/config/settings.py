@@ -602,10 +602,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         tuple[str, ...],
         Described(
             "Labels of the Node, each `KEY=VALUE`, by which entries of `nodes` in the configuration file match it. "
-            "They are not read from the API server.",
+            "Without them the Node is read, from the API server, if an entry depends on its labels.",
             metavar="KEY=VALUE",
             must_be="labels KEY=VALUE of a Node, each key with one value",
-            default="not known",
+            default="those of the Node",
             check=_checked_labels,
         ),
     ] = ()

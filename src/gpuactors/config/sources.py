@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -59,9 +59,9 @@ class ConfigError(Exception):
 
 
 class Provenance(Struct, frozen=True):
-    """The source of a value: `kind`, and `name` of the flag, variable or file (empty for a default)."""
+    """The source of a value: `kind`, and `name` of the flag, variable, file or Node (empty for a default)."""
 
-    kind: Literal["flag", "environment", "file", "default"]
+    kind: Literal["flag", "environment", "file", "node", "default"]
     name: str = ""
 
     def __str__(self) -> str:
@@ -81,12 +81,25 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> Config:
     return resolve(flags, environ).config
 
 
-def resolve(flags: Mapping[str, object], environ: Mapping[str, str]) -> Resolved:
+SourcedLabels: TypeAlias = tuple[Mapping[str, str], Provenance]
+"""The labels of the node, and where they are from."""
+
+ReadLabels: TypeAlias = Callable[[Config], SourcedLabels]
+"""Reads them; of the Config the keys in `_OF_READING` are set. Raises ConfigError."""
+
+_OF_READING: Final = (*OF_THE_NODE, "state_dir", "kubeconfig")
+"""The settings with which the labels of the node are read. They are those without entries."""
+
+
+def resolve(
+    flags: Mapping[str, object], environ: Mapping[str, str], read_labels: ReadLabels | None = None
+) -> Resolved:
     """Return the configuration from all sources, with the provenance of each key.
 
     `flags` has the keys' names, and `config` for the file; a flag that is None or an empty tuple was not given (as
     click hands them over). `environ` is usually `os.environ`. Paths are taken as they are written, relative ones from
-    the working directory. Raises ConfigError for an unknown key, a bad value or an unreadable file.
+    the working directory. `read_labels` is called if entries of the file depend on labels that no setting has; None:
+    that is an error. Raises ConfigError for an unknown key, a bad value or an unreadable file.
     """
     flags_set = {name: value for name, value in flags.items() if value is not None and value != ()}
     if unknown := flags_set.keys() - DECLARATIONS.keys() - {CONFIG_FILE_KEY}:
@@ -95,7 +108,7 @@ def resolve(flags: Mapping[str, object], environ: Mapping[str, str]) -> Resolved
     file = _file(flags_set.pop(CONFIG_FILE_KEY, None), variables.pop(CONFIG_FILE_KEY, None))
     given = _given(flags_set, variables, file.values, environ)
     if file.entries:
-        values = for_node(file, _node(given))
+        values = _for_this_node(file, given, read_labels)
         given = _given(flags_set, variables, values, environ)
     return resolved_of(given)
 
@@ -113,15 +126,19 @@ class File(Struct, frozen=True):
 
 
 def for_node(file: File, node: FleetNode) -> Mapping[str, Sourced]:
-    """Return the values of the file for one node: of several entries that have a key, the last one wins. Raises
-    ConfigError if labels are needed that are not known."""
+    """Return the values of the file for one node. Raises ConfigError if labels are needed that are not known."""
     from .fleet import EntryError, matching  # a file without entries needs nothing of it
 
-    values = dict(file.values)
     try:
-        entries = matching(file.entries, node)
+        return with_entries(file, matching(file.entries, node))
     except EntryError as error:
         raise ConfigError(str(error)) from None
+
+
+def with_entries(file: File, entries: Iterable[Entry]) -> Mapping[str, Sourced]:
+    """Return the values of the file for a node that these entries match: of several that have a key, the last one
+    wins."""
+    values = dict(file.values)
     for entry in entries:
         for key, raw in entry.settings.items():
             values[key] = _overridden(DECLARATIONS[key], values.get(key), raw), _of_entry(file.source, entry)
@@ -163,13 +180,22 @@ def _given(
     return given
 
 
-def _node(given: Mapping[str, Sourced]) -> FleetNode:
-    """Return this node, as the entries match it."""
-    from .fleet import FleetNode, labels_of  # as in `for_node`
+def _for_this_node(
+    file: File, given: Mapping[str, Sourced], read_labels: ReadLabels | None
+) -> Mapping[str, Sourced]:
+    """Return the values of the file for this node, with the labels that were read for it. Raises ConfigError."""
+    from .fleet import FleetNode, deciding_labels, labels_of  # as in `for_node`
 
-    own = resolved_of({key: value for key, value in given.items() if key in OF_THE_NODE}).config
-    labels = labels_of(own.node_labels) if own.node_labels else None
-    return FleetNode(own.node_name or node_name_of(os.uname().nodename), labels)
+    own = resolved_of({key: value for key, value in given.items() if key in _OF_READING}).config
+    name = own.node_name or node_name_of(os.uname().nodename)
+    keys = deciding_labels(file.entries, name)
+    if own.node_labels or not keys or read_labels is None:
+        labels = labels_of(own.node_labels) if own.node_labels else None
+        return for_node(file, FleetNode(name, labels))
+    read, source = read_labels(own)
+    labels = {key: value for key, value in sorted(read.items()) if key in keys}
+    texts = [f"{key}={value}" for key, value in labels.items()]
+    return {**for_node(file, FleetNode(name, labels)), "node_labels": (texts, source)}
 
 
 def _overridden(setting: Declaration, before: Sourced | None, raw: object) -> object:

@@ -44,8 +44,8 @@ class _Status(msgspec.Struct):
 
 _REMEDIES: Final = {
     401: "The server does not know this client: check that the token or client certificate is valid",
-    403: "Grant its service account this verb on this resource (RBAC; the overlays `dra`, `compute-domains` and "
-    "`events` have the rules)",
+    403: "Grant its service account this verb on this resource (RBAC; the overlays `dra`, `compute-domains`, "
+    "`events` and `fleet` have the rules)",
     404: "Check that the server has this resource: ResourceSlices and ResourceClaims of v1 from 1.34 on, "
     "ComputeDomains where NVIDIA's CustomResourceDefinitions are installed",
     409: "Another client has changed it: gpuactors reads it again and decides anew",

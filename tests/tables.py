@@ -19,7 +19,8 @@ from gpuactors import limits
 from gpuactors.actors.slice_publisher import TAINTS_ASKED_S
 from gpuactors.acts.persistenced import PERSISTENCED_DEADLINE_S
 from gpuactors.cli.doctor.finding import Check
-from gpuactors.config import DECLARATIONS, Declaration, schema
+from gpuactors.config import DECLARATIONS, Declaration, file_schema, schema
+from gpuactors.config.declaration import NODES_KEY
 from gpuactors.core.claims.progress import CLAIM_TOMBSTONE_S
 from gpuactors.core.reports.event_series import EVENT_BURST, EVENT_REFILL_S
 from gpuactors.core.reports.kube_events import CONTESTED, OF_A_DEVICE
@@ -276,8 +277,8 @@ OF_THE_CHART: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChartSettings:
-    """`settings` in the schema of the chart's values: the daemon's own schema of each setting. The templates refuse
-    those of the chart's own values by a sentence."""
+    """`settings` and `nodes` in the schema of the chart's values: the daemon's own schema of each setting, and of the
+    entries. The templates refuse those of the chart's own values by a sentence."""
 
     name: str = "settings of the chart"
 
@@ -286,11 +287,20 @@ class ChartSettings:
         path = ROOT / CHART / "values.schema.json"
         text = path.read_text(encoding="utf-8")
         values = json.loads(text)
-        values["properties"]["settings"]["properties"] = {
-            key: {"description": _of_the_chart(key)} if key in OF_THE_CHART else described
-            for key, described in schema()["properties"].items()
-        }
+        values["properties"]["settings"]["properties"] = _without_the_charts(schema()["properties"])
+        entries = file_schema()["properties"][NODES_KEY]
+        entries.pop("minItems")  # without entries there is no file
+        of_entry = entries["items"]["properties"]["settings"]
+        of_entry["properties"] = _without_the_charts(of_entry["properties"])
+        values["properties"]["nodes"] = {**entries, "default": []}
         return path, text, json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+def _without_the_charts(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: {"description": _of_the_chart(key)} if key in OF_THE_CHART else described
+        for key, described in settings.items()
+    }
 
 
 def _of_the_chart(key: str) -> str:

@@ -31,6 +31,17 @@ MODULES: Final[Values] = {"dra": {"enabled": True, "loadModules": True}}
 HOST_MANAGED: Final[Values] = {**DRA, "computeDomains": {"enabled": True, "hostManaged": True}}
 MONITORING: Final[Values] = {"monitoring": {"enabled": True}}
 
+FLEET_FILE: Final = DEPLOY / "overlays/fleet/gpuactors.yaml"
+"""The configuration file of which kustomize makes a ConfigMap."""
+
+
+def fleet(content: Mapping[str, Any]) -> Values:
+    """The values with which the chart makes a ConfigMap of the same content."""
+    return {"nodes": content["nodes"], "settings": {k: v for k, v in content.items() if k != "nodes"}}
+
+
+FLEET: Final[Values] = fleet(yaml.safe_load(FLEET_FILE.read_text(encoding="utf-8")))
+
 VALUES: Final[Mapping[str, Values]] = {
     "base": {},
     "overlays/holders-proc": HOLDERS,
@@ -57,6 +68,7 @@ MADE: Final[Mapping[str, tuple[Values, Values]]] = {
     "components/compute-domains-host-managed": (HOST_MANAGED, DOMAINS),
     "components/events": (EVENTS, {}),
     "components/node-features": (FEATURES, {}),
+    "components/fleet": (FLEET, {}),
 }
 """By directory, the values of what it adds up to, and of what it is on top of."""
 
@@ -107,7 +119,7 @@ def _rendered(values: str) -> Templates:
     text = rendered(
         {"namespace": {"create": True}, **json.loads(values)}, namespace=NAMESPACE, options=_OPTIONS
     )
-    text = in_any_namespace(text)
+    text = without_hash(in_any_namespace(text))
     for label in OF_HELM:
         text = re.sub(rf"^ *{re.escape(label)}: .*\n", "", text, flags=re.MULTILINE)
     found = Templates()
@@ -124,6 +136,12 @@ def in_any_namespace(text: str) -> str:
     does not follow it into an expression."""
     ours = f'request.userInfo.username == "system:serviceaccount:{NAMESPACE}:gpuactors"'
     return text.replace(ours, 'request.userInfo.username.matches("^system:serviceaccount:[^:]+:gpuactors$")')
+
+
+def without_hash(text: str) -> str:
+    """The ConfigMap of the configuration file by the name that it has in the component. Helm and kustomize each add a
+    hash of their own."""
+    return re.sub(r"\bgpuactors-config-[0-9a-z]{10}\b", "gpuactors-config", text)
 
 
 def patched(below: str, text: str) -> str:

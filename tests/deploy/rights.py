@@ -135,6 +135,9 @@ OF_CLAIMS: Final = frozenset(
 )
 """Those that claims of GPUs need."""
 
+OF_FLEET: Final = frozenset({(NodeApi, "read")})
+"""Those that entries of a configuration file need which match by labels."""
+
 OF_EVENTS: Final = frozenset({(EventApi, "tell")})
 """Those that Kubernetes Events need; the pods of a claim are read with the right that claims have."""
 

@@ -1,6 +1,6 @@
 """What the pod may do, in base and every overlay: each has the privilege that is named here for it, and the README
 gives the reason. The chart renders the same (test_chart.py). RBAC to the verb is compared with the client's requests
-in test_dra.py, test_compute_domains_overlay.py and test_events_overlay.py."""
+in test_dra.py, test_compute_domains_overlay.py, test_events_overlay.py and test_fleet_overlay.py."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ ALLOWED: Final = {
     "overlays/openshift": Privilege(),
     "overlays/events": Privilege(token=True, rights=2),
     "overlays/node-features": Privilege(SOCKETS | {FEATURES}),
+    "overlays/fleet": Privilege(token=True, rights=1),
     "overlays/holders-proc": Privilege(processes=True),
     "overlays/dra": Privilege(CLAIMS, processes=True, token=True, rights=8),
     "overlays/load-modules": Privilege(CLAIMS, processes=True, modules=True, token=True, rights=8),
@@ -135,8 +136,11 @@ def test_the_host_is_shared_as_far_as_is_named(rendered: Rendered) -> None:
     for mount in propagated:  # what the container of NVIDIA's driver mounts when it starts
         assert (mount["name"], mount["mountPropagation"]) == ("driver-root", "HostToContainer")
         assert mount["readOnly"]
-    assert all(volume.keys() == {"name", "hostPath"} for volume in pod["volumes"])
-    assert not {volume["hostPath"]["path"] for volume in pod["volumes"]} & {"/", "/etc", "/var", "/var/lib"}
+    files = [volume for volume in pod["volumes"] if "configMap" in volume]
+    assert [volume["name"] for volume in files] == ["config"] * (rendered.name == "overlays/fleet")
+    shared = [volume for volume in pod["volumes"] if volume not in files]
+    assert all(volume.keys() == {"name", "hostPath"} for volume in shared)
+    assert not {volume["hostPath"]["path"] for volume in shared} & {"/", "/etc", "/var", "/var/lib"}
 
 
 def test_there_is_a_token_only_with_rights_and_no_right_is_a_wildcard(rendered: Rendered) -> None:

@@ -84,7 +84,25 @@ request.userInfo.username == "{{ include "gpuactors.username" . }}"
 
 {{/* "true" if the API server is asked: the pod has its token. */}}
 {{- define "gpuactors.asks" -}}
-{{- if or .Values.dra.enabled .Values.events.enabled }}true{{ end }}
+{{- if or .Values.dra.enabled .Values.events.enabled (include "gpuactors.readsLabels" .) }}true{{ end }}
+{{- end }}
+
+{{/* "true" if the labels of the Node are read: an entry of `nodes` matches by labels, and no setting has them. */}}
+{{- define "gpuactors.readsLabels" -}}
+{{- $byLabel := list }}
+{{- range .Values.nodes }}{{ with .match.labels }}{{ $byLabel = append $byLabel . }}{{ end }}{{ end }}
+{{- if and $byLabel (not .Values.settings.node_labels) }}true{{ end }}
+{{- end }}
+
+{{/* The configuration file where entries of `nodes` may override `settings`: variables would win over it. The labels are a
+variable: a file for several nodes cannot have them. */}}
+{{- define "gpuactors.file" -}}
+{{ toYaml (merge (dict "nodes" .Values.nodes) (omit .Values.settings "node_labels")) }}
+{{- end }}
+
+{{/* Name of its ConfigMap, with a hash of it: a change replaces the pods as an update does, and a running pod keeps its file. */}}
+{{- define "gpuactors.configMap" -}}
+{{ include "gpuactors.fullname" . }}-config-{{ include "gpuactors.file" . | sha256sum | trunc 10 }}
 {{- end }}
 
 {{/* Type of SELinux: reading other processes, and writing CDI files or NFD's, is more than a device plugin's type may. */}}
@@ -135,8 +153,14 @@ nodeAffinity:
   "compute_domains" "computeDomains.enabled" "domains_driver" "computeDomains.driverName"
   "domains_namespace" "computeDomains.namespace" "imex_ctl" "computeDomains.imexCtl"
   "events" "events.enabled" "nfd_file" "nodeFeatures.enabled" }}
+{{- $remedy := (ne $value "") | ternary (printf "set %s, from which the pod's mounts and rights follow" $value) "it follows from the pod" }}
 {{- if hasKey $.Values.settings $key }}
-{{- fail (printf "settings.%s cannot be set: %s" $key ((ne $value "") | ternary (printf "set %s, from which the pod's mounts and rights follow" $value) "it follows from the pod")) }}
+{{- fail (printf "settings.%s cannot be set: %s" $key $remedy) }}
+{{- end }}
+{{- range $index, $entry := $.Values.nodes }}
+{{- if hasKey $entry.settings $key }}
+{{- fail (printf "nodes[%d].settings.%s cannot be set: %s" $index $key $remedy) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- range .Values.extraEnv }}

@@ -269,6 +269,7 @@ OF_THE_CHART: Final[Mapping[str, str]] = {
     "domains_driver": "computeDomains.driverName",
     "domains_namespace": "computeDomains.namespace",
     "imex_ctl": "computeDomains.imexCtl",
+    "preset": "kata.enabled",
     "events": "events.enabled",
     "nfd_file": "nodeFeatures.enabled",
 }

@@ -81,6 +81,9 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("resync_interval_s", "1.5", "1.5", "2", 3, 3.0),
     ("select", '["class=01"]', "[class=01]", "class=02;class=12", ("class=03",), ("class=03",)),
     ("pre_start_gate", '"on"', "on", "true", "no", "off"),
+    ("preset", '"kata"', "kata", "kata", "kubevirt", "kubevirt"),
+    ("allocate_as", '"cdi"', "cdi", "nodes", "cdi", "cdi"),
+    ("wait_in", '"allocate"', "allocate", "pre-start", "allocate", "allocate"),
     ("holders", '"proc"', "proc", "open", "passive", "passive"),
     ("device_plugin", '"off"', "off", "on", "off", "off"),
     ("dra", '"on"', "on", "off", "on", "on"),
@@ -560,3 +563,24 @@ def test_the_schema_describes_every_key_with_its_default() -> None:
 def test_the_driver_of_domains_is_by_default_the_one_that_the_core_names() -> None:
     """The settings write it out: a node without compute domains does not import the core's part for them."""
     assert Config().domains_driver == DRIVER
+
+
+# --- presets ----------------------------------------------------------------------------------------------
+
+
+def test_a_preset_is_weaker_than_every_other_source_and_is_named() -> None:
+    kata = resolve({"preset": "kata"}, {})
+    assert (kata.config.allocate_as, kata.config.wait_in) == ("cdi", "allocate")
+    assert str(kata.provenance["allocate_as"]) == "preset kata"
+    mixed = resolve({"preset": "kata"}, {"GPUACTORS_ALLOCATE_AS": "nodes"}).config
+    assert (mixed.allocate_as, mixed.wait_in) == ("nodes", "allocate")
+    assert load({"preset": "kubevirt"}, {}) == Config()
+
+
+@pytest.mark.parametrize("how", [{"preset": "kata"}, {"allocate_as": "cdi"}])
+def test_a_resource_that_cdi_cannot_name_is_refused_where_cdi_is_to_name_it(how: dict[str, object]) -> None:
+    names = ("10de:2330=nvidia.com/H100", "10de:29ff=nvidia.com/3090")
+    with pytest.raises(ConfigError, match=r"10de:29ff=nvidia\.com/3090, which with allocate_as cdi"):
+        load({**how, "resource_name": names}, {})
+    assert load({**how, "resource_name": names[:1]}, {}).allocate_as == "cdi"
+    assert load({"resource_name": names}, {}).allocate_as == "nodes"

@@ -192,6 +192,8 @@ NAMES_OF_OTHERS: Final = frozenset(
         # kubelet's directory and file, a flag of a process, SELinux' types
         "kubelet_internal_checkpoint", "plugins_registry", "no_new_privs",
         "container_device_plugin_t", "container_file_t", "spc_t", "var_lib_t",
+        # settings of Kata, and a field of PodResources
+        "cold_plug_vfio", "pod_resource_api_sock", "pod_resource_device_sources", "dynamic_resources",
         # the annotation by which Alertmanager and its readers find what to do
         "runbook_url",
     }

@@ -60,6 +60,7 @@ class Recorded:
             role=Latest(self.initial.daemon.role),
             served=Latest(None),
             vgpu_types=Latest(None),
+            specs=Latest(None),
         )
         replies: Replies[Answer] = Replies()
         post, inbox = trio.open_memory_channel[Event](len(self.events))

@@ -26,6 +26,7 @@ DOMAINS: Final[Values] = {**DRA, "computeDomains": {"enabled": True}}
 EVENTS: Final[Values] = {"events": {"enabled": True}}
 OPENSHIFT: Final[Values] = {"openshift": {"enabled": True}}
 HOLDERS: Final[Values] = {"holders": "proc"}
+KATA: Final[Values] = {"kata": {"enabled": True}}
 FEATURES: Final[Values] = {"nodeFeatures": {"enabled": True}}
 MODULES: Final[Values] = {"dra": {"enabled": True, "loadModules": True}}
 HOST_MANAGED: Final[Values] = {**DRA, "computeDomains": {"enabled": True, "hostManaged": True}}
@@ -50,6 +51,7 @@ VALUES: Final[Mapping[str, Values]] = {
     "overlays/compute-domains": DOMAINS,
     "overlays/compute-domains-host-managed": HOST_MANAGED,
     "overlays/events": EVENTS,
+    "overlays/kata": KATA,
     "overlays/node-features": FEATURES,
     "overlays/openshift": OPENSHIFT,
     "overlays/openshift-dra": {**DRA, **OPENSHIFT},
@@ -67,6 +69,7 @@ MADE: Final[Mapping[str, tuple[Values, Values]]] = {
     "components/compute-domains": (DOMAINS, DRA),
     "components/compute-domains-host-managed": (HOST_MANAGED, DOMAINS),
     "components/events": (EVENTS, {}),
+    "components/kata": (KATA, {}),
     "components/node-features": (FEATURES, {}),
     "components/fleet": (FLEET, {}),
 }

@@ -20,6 +20,7 @@ from tests.deploy.overlays import (
     DRA,
     EVENTS,
     FEATURES,
+    KATA,
     MADE,
     OF_HELM,
     OPENSHIFT,
@@ -91,6 +92,8 @@ def test_kubectl_makes_of_a_directory_what_its_values_render(overlay: str) -> No
     ("components", "values"),
     [
         (("dra", "events"), {**DRA, **EVENTS}),
+        # Both mount the CDI directory to write it.
+        (("dra", "kata"), {**DRA, **KATA}),
         # Both name the account's token and the constraints' kinds of volumes, once.
         (("openshift", "events"), {**OPENSHIFT, **EVENTS}),
         # Both mount the directory of Node Feature Discovery, one of them to read a file of it.
@@ -113,7 +116,7 @@ def test_kubectl_makes_of_a_directory_what_its_values_render(overlay: str) -> No
             },
         ),
     ],
-    ids=["dra, events", "openshift, events", "all"],
+    ids=["dra, events", "dra, kata", "openshift, events", "all"],
 )
 def test_components_combine_to_both_their_values(
     tmp_path: Path, components: tuple[str, ...], values: Values
@@ -303,6 +306,7 @@ def test_what_the_chart_sets_itself_is_set_where_all_of_it_is_on() -> None:
         },
         "events": {"enabled": True},
         "nodeFeatures": {"enabled": True},
+        "kata": {"enabled": True},
     }
     (container,) = of_kind(template(values), "DaemonSet")["spec"]["template"]["spec"]["containers"]
     named = {entry["name"].removeprefix("GPUACTORS_").lower() for entry in container["env"]}
@@ -451,6 +455,10 @@ def test_the_templates_and_the_schema_refuse_the_same_settings() -> None:
         (
             {"podLabels": {"app.kubernetes.io/name": "x"}},
             "invalid propertyName 'app.kubernetes.io/name'",
+        ),
+        (
+            {"settings": {"allocate_as": "cdi"}},
+            "settings.allocate_as: cdi needs kata.enabled",
         ),
         ({"computeDomains": {"enabled": True}}, "computeDomains.enabled needs dra.enabled: set it as well"),
         (

@@ -16,12 +16,13 @@ READERS_OF_PROCESSES: Final = ("DAC_READ_SEARCH", "SYS_PTRACE")
 LOADERS_OF_MODULES: Final = ("SYS_CHROOT", "SYS_MODULE")
 
 SOCKETS: Final = frozenset({"/var/lib/kubelet/device-plugins", "/var/lib/gpuactors"})
+CDI: Final = "/var/run/cdi"
 CLAIMS: Final = SOCKETS | {
     "/host/sys/bus/pci",
     "/host/sys/devices",
     "/var/lib/kubelet/plugins/gpu.nvidia.com",
     "/var/lib/kubelet/plugins_registry",
-    "/var/run/cdi",
+    CDI,
 }
 FEATURES: Final = "/etc/kubernetes/node-feature-discovery/features.d"
 DOMAINS: Final = CLAIMS | {"/var/lib/kubelet/plugins/compute-domain.nvidia.com"}
@@ -47,7 +48,7 @@ class Privilege:
 
     @property
     def se_linux(self) -> str:
-        beyond = self.processes or FEATURES in self.written
+        beyond = self.processes or not self.written.isdisjoint({FEATURES, CDI})
         return "spc_t" if beyond else "container_device_plugin_t"
 
 
@@ -59,6 +60,7 @@ ALLOWED: Final = {
     "overlays/events": Privilege(token=True, rights=2),
     "overlays/node-features": Privilege(SOCKETS | {FEATURES}),
     "overlays/fleet": Privilege(token=True, rights=1),
+    "overlays/kata": Privilege(SOCKETS | {CDI}),
     "overlays/holders-proc": Privilege(processes=True),
     "overlays/dra": Privilege(CLAIMS, processes=True, token=True, rights=8),
     "overlays/load-modules": Privilege(CLAIMS, processes=True, modules=True, token=True, rights=8),

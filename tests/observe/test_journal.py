@@ -158,6 +158,9 @@ EVENTS: tuple[events.Event, ...] = (
         Token(3), H100, (events.deviceplugin.PreferenceRequest((ID,), (), 1),)
     ),
     events.deviceplugin.CallAbandoned(Token(3)),
+    events.deviceplugin.SpecsWritten(
+        {H100: {ID: ("/dev/vfio/vfio", "/dev/vfio/35")}}, {H100: "the disk is full"}
+    ),
     claim_events.PrepareAsked(Token(4), CLAIM.name, ClaimsOf.GPUS),
     claim_events.UnprepareAsked(Token(5), CLAIM.name, ClaimsOf.GPUS),
     claim_events.ClaimRead(1, CLAIM, ClaimsOf.GPUS),
@@ -261,7 +264,10 @@ def test_every_effect_is_in_the_line() -> None:
         {
             "reply": 1,
             "answer": "Granted",
-            "fields": {"containers": [{"envs": [["A", "1"]], "nodes": ["/dev/vfio/35"]}], "lists": []},
+            "fields": {
+                "containers": [{"envs": [["A", "1"]], "nodes": ["/dev/vfio/35"], "cdi_ids": []}],
+                "lists": [],
+            },
         },
         {"reply": 2, "answer": "Preferred", "fields": {"containers": [["0000:23:00.0"]]}},
         {"reply": 3, "answer": "Ready", "fields": {}},

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
+from gpuactors.core.deviceplugin import specs
 from gpuactors.core.deviceplugin.registration import PluginOrder
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import Ticked
@@ -28,6 +29,7 @@ from gpuactors.core.reports.snapshot import (
 )
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import next_deadline, step
+from gpuactors.core.values.device_spec import DeviceSpecs
 from gpuactors.core.values.effects import Answer, Effect, Log, Reply
 from gpuactors.core.values.model import (
     DeviceList,
@@ -117,6 +119,8 @@ class Cells(Struct, frozen=True):
     """The served resources with their models (`Published.served`); None while this daemon does not serve."""
     vgpu_types: Latest[Mapping[PciAddress, CardTypes] | None]
     """The names of vGPU types (`Host.vgpu_types`); None while this daemon does not serve, and without any."""
+    specs: Latest[DeviceSpecs | None]
+    """The CDI files of the device plugin that are to be there (`deviceplugin/specs.py`)."""
 
 
 async def run(
@@ -158,6 +162,7 @@ async def run(
         serves = state.daemon.role is Role.SERVING
         cells.served.set(state.published.served if serves else None)
         cells.vgpu_types.set(state.host.vgpu_types or None if serves else None)
+        cells.specs.set(specs.wanted(state))
         published.show(outputs)
 
     while True:

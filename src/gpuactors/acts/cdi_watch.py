@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Callable
-from typing import Final, final
+from typing import Final, TypeVar, final
 
 import trio
 from inotify_simple import INotify, flags
 from msgspec import Struct
 
-from gpuactors.core.values.claim import ClaimUid
+T = TypeVar("T")
 
 CDI_DIR_RETRY_S: Final = 5.0
 """The interval between two looks for a missing CDI directory, in seconds: it is made when the first claim is prepared,
@@ -57,12 +57,12 @@ _LOST: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED | flags.UNMOU
 
 
 async def touches(
-    directory: str, claim_of: Callable[[str], ClaimUid | None]
-) -> AsyncGenerator[frozenset[ClaimUid] | None, None]:
-    """Yield the claims whose CDI file anyone has written, made or removed, by `claim_of` its name. None, which is any
-    claim: at the start, and when the directory was replaced or removed, which the consumer makes again if a claim needs
-    it. All that happens while the consumer works is yielded once after it. Never ends; while there is no directory it
-    looks for one every CDI_DIR_RETRY_S."""
+    directory: str, owner_of: Callable[[str], T | None]
+) -> AsyncGenerator[frozenset[T] | None, None]:
+    """Yield the claims, or resources, whose CDI file anyone has written, made or removed, by `owner_of` its name. None,
+    which is any of them: at the start, and when the directory was replaced or removed, which the consumer makes again
+    if a file is needed. All that happens while the consumer works is yielded once after it. Never ends; while there is
+    no directory it looks for one every CDI_DIR_RETRY_S."""
     while True:
         try:
             inotify = INotify(nonblocking=True)
@@ -87,6 +87,8 @@ async def touches(
                     await trio.sleep(CDI_DIR_RETRY_S)
                     break
                 lost = any(change.mask & _LOST for change in changes)
-                touched = frozenset(uid for change in changes if (uid := claim_of(change.name)) is not None)
+                touched = frozenset(
+                    owner for change in changes if (owner := owner_of(change.name)) is not None
+                )
                 if not lost and touched:
                     yield touched

@@ -8,6 +8,7 @@ first fsync a power cut can leave an empty file under the new name, without the 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from contextlib import suppress
 from typing import Final, Protocol, final
 
 from gpuactors.acts import tree
-from gpuactors.process.plain_files import read_plain
+from gpuactors.core.values.claim import Json
+from gpuactors.process.plain_files import NotPlainError, read_plain
 
 _MODE: Final = 0o644
 _DIRECTORY_MODE: Final = 0o755
@@ -169,6 +171,26 @@ def replace_unsynced(disk: Disk, path: str, content: bytes) -> None:
     disk.write(temporary, content)
     disk.sync(temporary)
     disk.rename(temporary, path)
+
+
+def put_unsynced(disk: Disk, path: str, content: bytes, bytes_max: int) -> None:
+    """Do as `replace_unsynced` if the file differs: CDI's readers read the directory anew at each change."""
+    if content_of(disk, path, bytes_max) != content:
+        replace_unsynced(disk, path, content)
+
+
+def content_of(disk: Disk, path: str, bytes_max: int) -> bytes | None:
+    """Read a file; None also if it is no file: a FIFO is replaced as if nothing were there, and a directory refuses
+    that. Raises `OSError`."""
+    try:
+        return disk.read(path, bytes_max)
+    except (FileNotFoundError, NotPlainError):
+        return None
+
+
+def json_text(content: Json) -> bytes:
+    """Return the text of a CDI file."""
+    return json.dumps(content, indent=1).encode() + b"\n"
 
 
 def temporary_of(path: str) -> str:

@@ -30,10 +30,12 @@ from gpuactors.acts.cdi_watch import touches
 from gpuactors.acts.disk import (
     Disk,
     KeptDirectory,
+    content_of,
     ensure_directory,
     is_temporary,
+    json_text,
+    put_unsynced,
     replace,
-    replace_unsynced,
     unlink_if_there,
 )
 from gpuactors.acts.theirs import remove_files
@@ -153,17 +155,14 @@ class ClaimFiles:
             (file.request, self._metadata_path(uid, file.request), file.container_path)
             for file in contents.metadata
         ]
-        files = [(self._devices_path(uid), _text(contents.devices))]
+        files = [(self._devices_path(uid), json_text(contents.devices))]
         if mounts:
             of_mounts = cdi.metadata_file(self._driver, contents.claim, mounts)
-            files.insert(0, (self._mounts_path(uid), _text(of_mounts)))
+            files.insert(0, (self._mounts_path(uid), json_text(of_mounts)))
         return files
 
     def _put(self, path: str, content: bytes) -> None:
-        """Write the file if it differs: CDI's readers read the directory anew at each change. The caller syncs the
-        directory."""
-        if self._content(path) != content:
-            replace_unsynced(self._disk, path, content)
+        put_unsynced(self._disk, path, content, limits.CLAIMS_FILE_MAX_BYTES)
 
     def _put_in_place(self, path: str, content: bytes) -> None:
         current = self._content(path)
@@ -176,12 +175,7 @@ class ClaimFiles:
         self._disk.sync_directory(os.path.dirname(path))
 
     def _content(self, path: str) -> bytes | None:
-        """Read a file; None also if it is no file: a FIFO is replaced as if nothing were there, and a directory refuses
-        that."""
-        try:
-            return self._disk.read(path, limits.CLAIMS_FILE_MAX_BYTES)
-        except (FileNotFoundError, NotPlainError):
-            return None
+        return content_of(self._disk, path, limits.CLAIMS_FILE_MAX_BYTES)
 
     # --- removing -----------------------------------------------------------------------------------------------------
 
@@ -336,10 +330,6 @@ class ClaimFiles:
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
-
-
-def _text(content: Json) -> bytes:
-    return json.dumps(content, indent=1).encode() + b"\n"
 
 
 def _stream(documents: Iterable[Json]) -> bytes:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from gpuactors.core.values.device_spec import is_kind
 from gpuactors.core.values.model import ResourceName
 from gpuactors.core.values.names import is_label, is_subdomain, node_name_of
 from gpuactors.core.values.naming import parse_own_name
@@ -33,6 +34,9 @@ DEFAULT_SELECTORS: Final = ("vendor=10de,class=03", "vendor=10de,class=0680")
 """NVIDIA's display controllers, and its NVSwitch bridges."""
 
 Holders: TypeAlias = Literal["passive", "proc", "open"]
+Preset: TypeAlias = Literal["kubevirt", "kata"]
+AllocateAs: TypeAlias = Literal["nodes", "cdi"]
+WaitIn: TypeAlias = Literal["pre-start", "allocate"]
 OnOff: TypeAlias = Literal["on", "off"]
 Nvswitch: TypeAlias = Literal["refuse", "allow"]
 ComputeDomains: TypeAlias = Literal["off", "on", "host-managed"]
@@ -386,9 +390,32 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     pre_start_gate: Annotated[
         OnOff,
         Described(
-            "Whether kubelet calls PreStartContainer, which waits until no other process has the container's GPUs open."
+            "Whether kubelet calls PreStartContainer, which waits until no other process has the container's GPUs "
+            "open. Without effect with `wait_in` `allocate`."
         ),
     ] = "on"
+    preset: Annotated[
+        Preset,
+        Described(
+            "Other defaults for a runtime of virtual machines. `kata`: `allocate_as` is `cdi` and `wait_in` is "
+            "`allocate`. A setting that is given by itself wins.",
+        ),
+    ] = "kubevirt"
+    allocate_as: Annotated[
+        AllocateAs,
+        Described(
+            "How Allocate answers. `nodes`: by device nodes and the variable that KubeVirt reads. `cdi`: by CDI names "
+            "alone, whose files gpuactors keeps in --cdi-dir, one for each resource: what Kata resolves.",
+        ),
+    ] = "nodes"
+    wait_in: Annotated[
+        WaitIn,
+        Described(
+            "Which call waits until no other process has the container's GPUs open. `allocate` is for a runtime that "
+            "starts the virtual machine before PreStartContainer, as Kata: kubelet does not call that then, and admits "
+            "no other pod while Allocate waits.",
+        ),
+    ] = "pre-start"
     holders: Annotated[
         Holders,
         Described(
@@ -432,8 +459,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cdi_dir: Annotated[
         Path,
         Described(
-            "Directory of the CDI files that name a claim's devices to the container runtime: written for our claims, "
-            "and read for those of other drivers, whose GPUs are not given away.",
+            "Directory of the CDI files that name devices to the container runtime: written for our claims, and for "
+            "`allocate_as`; read for the claims of other drivers, whose GPUs are not given away.",
             metavar="DIR",
             must_be=_A_PATH,
         ),
@@ -634,11 +661,28 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return _http_address(self.http_address)
 
 
+PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
+    "kubevirt": {},
+    "kata": {"allocate_as": "cdi", "wait_in": "allocate"},
+}
+"""The defaults of each preset that are not those of the settings."""
+
+
 def conflict_of(config: Config) -> str | None:
     """Return which settings, each valid, cannot be used together, as a sentence; None if all can."""
     named = [(name, Selector(vendor=v, device=d)) for (v, d), name in config.own_names.items()]
     rules = [(ResourceName(rule.resource or ""), rule) for rule in map(parse_rule, config.resource)]
-    return conflict_of_rules((*rules, *named)) if rules or len(named) > 1 else None
+    conflict = conflict_of_rules((*rules, *named)) if rules or len(named) > 1 else None
+    if conflict is not None or config.allocate_as != "cdi":
+        return conflict
+    invalid = [
+        f"{key} has {name}, which with allocate_as cdi must be a CDI kind: its domain and its name each begin with a "
+        "letter"
+        for key, names in (("resource", rules), ("resource_name", named))
+        for name, _ in names
+        if not is_kind(name)
+    ]
+    return invalid[0] if invalid else None
 
 
 DECLARATIONS: Final[Mapping[str, Declaration]] = declared(Config)

@@ -30,7 +30,7 @@ from .declaration import (
     flag_of,
     variable_of,
 )
-from .settings import DECLARATIONS, Config, conflict_of
+from .settings import DECLARATIONS, PRESETS, Config, conflict_of
 
 if TYPE_CHECKING:
     from .fleet import Entry, FleetNode
@@ -59,9 +59,9 @@ class ConfigError(Exception):
 
 
 class Provenance(Struct, frozen=True):
-    """The source of a value: `kind`, and `name` of the flag, variable, file or Node (empty for a default)."""
+    """The source of a value: `kind`, and `name` of the flag, variable, file, Node or preset (empty for a default)."""
 
-    kind: Literal["flag", "environment", "file", "node", "default"]
+    kind: Literal["flag", "environment", "file", "node", "preset", "default"]
     name: str = ""
 
     def __str__(self) -> str:
@@ -153,11 +153,14 @@ def read_file(name: str) -> File:
 def resolved_of(given: Mapping[str, Sourced]) -> Resolved:
     """Return the configuration of these values, each checked, and all of them together. Raises ConfigError."""
     values = {key: _value(DECLARATIONS[key], raw, source) for key, (raw, source) in given.items()}
-    config = Config(**values)  # type: ignore[arg-type]
+    preset = str(values.get("preset", DECLARATIONS["preset"].default))
+    of_preset = {key: value for key, value in PRESETS[preset].items() if key not in values}
+    config = Config(**values, **of_preset)  # type: ignore[arg-type]
     if (conflict := conflict_of(config)) is not None:
         raise ConfigError(conflict)
-    default = Provenance("default")
-    return Resolved(config, {key: given[key][1] if key in given else default for key in DECLARATIONS})
+    provenance = dict.fromkeys(DECLARATIONS, Provenance("default"))
+    provenance |= dict.fromkeys(of_preset, Provenance("preset", preset))
+    return Resolved(config, provenance | {key: source for key, (_, source) in given.items()})
 
 
 def _given(

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core import events
-from gpuactors.core.deviceplugin import calls, listing, registration
+from gpuactors.core.deviceplugin import calls, listing, registration, specs
 from gpuactors.core.deviceplugin.device_lists import publish
 from gpuactors.core.host import bindings, inspections, schedule, usage
 from gpuactors.core.host.vgpu_names import remembered
@@ -242,6 +242,8 @@ def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
         return _plugin(state, event, at)
     if isinstance(event, events.deviceplugin.CallEvent):
         return _call(state, event, at)
+    if isinstance(event, events.deviceplugin.SpecsWritten):
+        return specs.written(state, event), []
     if isinstance(event, events.daemon.DaemonEvent):
         return _daemon(state, event, at)
     if isinstance(event, events.daemon.Ticked):
@@ -421,7 +423,8 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
                 daemon=replace(state.daemon, role=Role.SERVING),
                 host=replace(state.host, vgpu_types=remembered(state.host.vgpu_types, types)),
                 kubelet=replace(state.kubelet, ledger=unread),
-                published=replace(state.published, served=served),
+                # Another daemon may have written the CDI files since this one did.
+                published=replace(state.published, served=served, written={}, unwritten={}),
             )
             if not unread.names_owners:  # nothing is offered before
                 state = schedule.ask_ledger(state, at, lists=True)

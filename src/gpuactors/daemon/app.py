@@ -85,6 +85,7 @@ from gpuactors.ports.node import (
     OpenUevents,
     Reachable,
     ServedResources,
+    SpecDirectory,
     Step,
     UseReader,
     VgpuTypesFile,
@@ -161,6 +162,8 @@ class Outside(Struct, frozen=True):
     """None: Node Feature Discovery gets no file."""
     events: EventsOutside | None = None
     """None: no Kubernetes Events are posted."""
+    specs: SpecDirectory | None = None
+    """None: Allocate answers by device nodes."""
 
 
 class Daemon(Struct, frozen=True):
@@ -176,11 +179,13 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
     return Settings(
         selectors=config.selectors,
         resync_interval_s=config.resync_interval_s,
-        pre_start_gate=config.pre_start_gate == "on",
+        pre_start_gate=config.pre_start_gate == "on" and config.wait_in == "pre-start",
         device_plugin=config.device_plugin == "on",
         hand_over=hand_over,
         strict=False,
         vgpu_types=config.vgpu_types,
+        allocates_by_cdi=_allocates_by_cdi(config),
+        waits_in_allocate=config.wait_in == "allocate",
     )
 
 
@@ -204,6 +209,8 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
     of_domains = _domains_of(config, hanging) if config.compute_domains != "off" else None
     of_claims = (of_gpus, of_domains.claims if of_domains is not None else None)
     reached = tuple(checked for claims in of_claims if claims is not None for checked in claims.reached_by)
+    if _allocates_by_cdi(config):
+        reached += (_cdi_dir_of(config),)
     return Outside(
         host=ThreadedReader(sysfs_of(config)),
         use=SysfsUse(HostRoot(str(config.host_root)), config.holders),
@@ -229,7 +236,24 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         else None,
         features=_features_of(config.nfd_file) if config.nfd_file is not None else None,
         events=_events_of(config) if config.events == "on" else None,
+        specs=_specs_of(config) if _allocates_by_cdi(config) else None,
     )
+
+
+def _allocates_by_cdi(config: Config) -> bool:
+    return config.allocate_as == "cdi" and config.device_plugin == "on"
+
+
+def _specs_of(config: Config) -> SpecDirectory:
+    from gpuactors.daemon import specs  # as in `_dra_of`
+
+    return specs.directory_of(config)
+
+
+def _cdi_dir_of(config: Config) -> Reachable:
+    from gpuactors.daemon import specs  # as in `_dra_of`
+
+    return specs.reached_by(config)
 
 
 def _dra_of(config: Config, hanging: Latest[frozenset[Owner]]) -> DraOutside:
@@ -406,6 +430,7 @@ async def run_daemon(
         role=Latest(state.daemon.role),
         served=Latest(None),
         vgpu_types=Latest(None),
+        specs=Latest(None),
     )
     http = outside.http
     ended = http.meter.called if http is not None else None
@@ -508,6 +533,10 @@ async def run_daemon(
             actor("hand_over", lambda: hand_over.run(handing))
         else:
             nursery.start_soon(_log_serving, cells.state.subscribe(), log_line or write_log)
+        if (directory := outside.specs) is not None:
+            from gpuactors.actors import spec_keeper  # as in `_dra_of`
+
+            actor("spec_keeper", lambda: spec_keeper.run(cells.specs.subscribe(), directory, post))
         if (file := outside.served) is not None:
             actor("served_keeper", lambda: served_keeper.run(cells.served.subscribe(), file, _served_unkept))
         if (types := outside.vgpu_types) is not None:

@@ -102,7 +102,8 @@ def allocate_response(answer: Answer) -> AllocateMessage:
 
 def _container(grant: Grant) -> bytes:
     envs = [part(1, part(1, name.encode()) + part(2, value.encode())) for name, value in grant.envs]
-    return b"".join([*envs, *map(_encoded_node, grant.nodes)])
+    ids = [part(5, part(1, cdi_id.encode())) for cdi_id in grant.cdi_ids]
+    return b"".join([*envs, *map(_encoded_node, grant.nodes), *ids])
 
 
 @lru_cache(maxsize=limits.CALL_DEVICES_MAX)

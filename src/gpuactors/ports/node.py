@@ -6,7 +6,7 @@ Must not import anything but the core's values and the latest-value cell.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeAlias
 
@@ -18,6 +18,7 @@ from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.reports.snapshot import Outputs, PollTarget
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cdi import CdiSpecs
+from gpuactors.core.values.device_spec import DeviceSpecs
 from gpuactors.core.values.effects import Answer, Effect
 from gpuactors.core.values.mediated import HostPart
 from gpuactors.core.values.model import (
@@ -334,6 +335,18 @@ class VgpuTypesFile(Protocol):
 
     async def write(self, cards: Mapping[PciAddress, CardTypes]) -> None:
         """Replace the stored names by these. Raises `StateFileError`."""
+
+
+class SpecDirectory(Protocol):
+    """The CDI files of the device plugin, one of each resource."""
+
+    async def write(self, specs: DeviceSpecs) -> Mapping[ResourceName, str]:
+        """Make the directory have these files, durably, and no other one of this kind. Return why each other one could
+        not be written or removed, as a sentence. Raises `StateFileError` if the disk does not answer in time."""
+
+    def touches(self) -> AsyncGenerator[frozenset[ResourceName] | None, None]:
+        """Yield the resources whose file somebody has touched, also gpuactors itself. None, which is any of them, at
+        the start and when the directory was replaced. Never ends."""
 
 
 class FeatureFile(Protocol):

@@ -90,6 +90,9 @@ def event_words(event: events.Event) -> str:
         case events.deviceplugin.PreferenceAsked(token, resource, requests):
             wanted = ", ".join(f"{r.size} of {len(r.available)}" for r in requests)
             return f"call {token}: GetPreferredAllocation {resource}: {wanted}"
+        case events.deviceplugin.SpecsWritten(specs, unwritten):
+            failed = "".join(f"; {resource}: {why}" for resource, why in sorted(unwritten.items()))
+            return f"CDI files on disk: {', '.join(sorted(specs)) or 'none'}{failed}"
         case events.deviceplugin.CallAbandoned(token):
             return f"call {token} was abandoned by its caller"
         case claim_events.PrepareAsked(token, claim):
@@ -191,7 +194,7 @@ def effect_words(effect: effects.Effect) -> str:
         case effects.Reply(token, answer):
             match answer:
                 case effects.Granted(containers):
-                    nodes = ", ".join(sorted({node for c in containers for node in c.nodes}))
+                    nodes = ", ".join(sorted({node for c in containers for node in (*c.nodes, *c.cdi_ids)}))
                     return f"answer  call {token}: granted {nodes}"
                 case effects.Preferred(containers):
                     return f"answer  call {token}: preferred {_ids(containers)}"

@@ -108,7 +108,7 @@ variable: a file for several nodes cannot have them. */}}
 {{/* Type of SELinux: reading other processes, and writing CDI files or NFD's, is more than a device plugin's type may. */}}
 {{- define "gpuactors.seLinuxType" -}}
 {{- if .Values.seLinuxType }}{{ .Values.seLinuxType }}
-{{- else if or (include "gpuactors.processes" .) .Values.dra.enabled .Values.nodeFeatures.enabled }}spc_t
+{{- else if or (include "gpuactors.processes" .) .Values.dra.enabled .Values.kata.enabled .Values.nodeFeatures.enabled }}spc_t
 {{- else }}container_device_plugin_t
 {{- end }}
 {{- end }}
@@ -152,6 +152,7 @@ nodeAffinity:
   "dra" "dra.enabled" "driver_name" "dra.driverName" "cdi_dir" "dra.cdiDir" "driver_root" "dra.driverRoot" "load_modules" "dra.loadModules"
   "compute_domains" "computeDomains.enabled" "domains_driver" "computeDomains.driverName"
   "domains_namespace" "computeDomains.namespace" "imex_ctl" "computeDomains.imexCtl"
+  "preset" "kata.enabled"
   "events" "events.enabled" "nfd_file" "nodeFeatures.enabled" }}
 {{- $remedy := (ne $value "") | ternary (printf "set %s, from which the pod's mounts and rights follow" $value) "it follows from the pod" }}
 {{- if hasKey $.Values.settings $key }}
@@ -179,6 +180,9 @@ nodeAffinity:
 {{- end }}
 {{- if and .Values.dra.loadModules (not (include "gpuactors.binds" .)) }}
 {{- fail "dra.loadModules needs dra.enabled, and not dra.allPrebound: a driver is loaded only where one is bound" }}
+{{- end }}
+{{- if and (eq (get .Values.settings "allocate_as" | default "") "cdi") (not .Values.kata.enabled) }}
+{{- fail "settings.allocate_as: cdi needs kata.enabled, from which the pod's mount of the CDI directory follows: set that" }}
 {{- end }}
 {{- if and .Values.computeDomains.enabled (not .Values.dra.enabled) }}
 {{- fail "computeDomains.enabled needs dra.enabled: set it as well, as both share the API server's rights and kubelet's registration" }}

@@ -19,7 +19,10 @@ with its reason. It is never replaced by another: kubelet's ledger would disagre
 
 A device that is still held by a pod that is gone is allocated all the same where PreStartContainer will be called,
 because that is the one call that kubelet repeats: it waits until the old process has released the device, and is
-refused only if its time runs out.
+refused only if its time runs out. With `--wait-in allocate` Allocate itself waits so: Kata starts the virtual machine
+with the pod's sandbox, before PreStartContainer.
+
+With `--allocate-as cdi` Allocate also waits until the CDI file on disk has the device with its nodes as they are now.
 
 GetPreferredAllocation is answered at once and never refused: kubelet fails the pod on its error.
 """
@@ -38,6 +41,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors import limits
+from gpuactors.core.deviceplugin import specs
 from gpuactors.core.deviceplugin.allocation import prefer
 from gpuactors.core.deviceplugin.choice import Search
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
@@ -50,6 +54,7 @@ from gpuactors.core.ledger.books import admitted_by, has_kept
 from gpuactors.core.ledger.identity import address_of, not_listed
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_waiting
 from gpuactors.core.values.cause import OF_A_PART, Cause
+from gpuactors.core.values.device_spec import cdi_id
 from gpuactors.core.values.effects import (
     Answer,
     Effect,
@@ -96,6 +101,10 @@ ADMISSION_READ_S: Final = 0.1
 PRE_START_WAIT_S: Final = 25.0
 """How long PreStartContainer waits for the previous holder to close the device: under kubelet's 30 s. A wait ends at
 once, after a refusal kubelet retries in 12 to 15 s."""
+
+ALLOCATE_WAIT_S: Final = 25.0
+"""The same for Allocate with `--wait-in allocate`. Kubelet has no deadline for it, but admits no other pod meanwhile,
+and takes a refusal as final: so as long as PreStartContainer, and no longer."""
 
 _NONE: Final[Mapping[DeviceId, Device]] = MappingProxyType({})
 
@@ -157,6 +166,9 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
             continue
         if isinstance(answer, _Awaited):
             state = _with_next_look(state, token, call, at)
+            continue
+        if isinstance(answer, _Held):
+            state = _with_release(state, token, call)
             continue
         if answer is None:  # the previous holder has not released it yet
             continue
@@ -450,6 +462,14 @@ def _with_next_look(state: NodeState, token: Token, call: Call, at: float) -> No
     return with_ledger(state, replace(ledger, refresh=ledger.refresh.due_by(at + ADMISSION_READ_S)))
 
 
+def _with_release(state: NodeState, token: Token, call: Call) -> NodeState:
+    """Give an Allocate the time of a release. One that comes after a hand-over has none: the successor serves."""
+    deadline = max(call.deadline, call.came_at + ALLOCATE_WAIT_S)
+    if deadline == call.deadline or state.daemon.role is not Role.SERVING:
+        return state
+    return with_waiting(state, {**state.calls.waiting, token: replace(call, deadline=deadline)})
+
+
 def _with_poll(state: NodeState, call: Call) -> NodeState:
     """Request a poll of the groups of the call's devices, whether they were polled so far or not."""
     groups = state.index.group_numbers(call.seen)
@@ -506,8 +526,13 @@ class _Awaited(Struct, frozen=True, gc=False):
     """The call waits: it will soon be known whether the pod that has just got one of its devices has all of them."""
 
 
-def _decide(state: NodeState, call: Call) -> Answer | _Doubted | _Awaited | None:
-    """Return the answer; None if the call waits: for a release, or to learn whether the holder belongs to a pod."""
+class _Held(Struct, frozen=True, gc=False):
+    """The Allocate waits until the processes of a pod that has left have released its devices."""
+
+
+def _decide(state: NodeState, call: Call) -> Answer | _Doubted | _Awaited | _Held | None:
+    """Return the answer; None if the call waits: for a release, for a CDI file, or to learn whether the holder belongs
+    to a pod."""
     by_id = devices_by_id(state, call.resource)
     blockers = [
         b
@@ -539,7 +564,27 @@ def _decide(state: NodeState, call: Call) -> Answer | _Doubted | _Awaited | None
                 return _refused(Refusal.FAILED_PRECONDITION, *taken, owners=owners)
             if _is_being_admitted(state, call):
                 return _Awaited()
+            if state.daemon.settings.waits_in_allocate and _held(state, call):
+                return _Held()
+            if lacking := _lacking(state, call):
+                final = [reason for reason in lacking if reason.cause is not Cause.CDI_FILE_UNWRITTEN]
+                return _refused(Refusal.FAILED_PRECONDITION, *final) if final else None
+            if state.daemon.settings.allocates_by_cdi:
+                return Granted(tuple(_grant_by_cdi(call.resource, ids) for ids in call.requests))
             return Granted(tuple(_grant([by_id[i] for i in ids]) for ids in call.requests))
+
+
+def _lacking(state: NodeState, call: Call) -> list[Reason]:
+    """Return why no runtime could resolve the devices of an Allocate by their CDI names now."""
+    by_id = devices_by_id(state, call.resource)
+    found = ((by_id[i].key, specs.lacking(state, call.resource, i, by_id[i])) for _, i in _names(call))
+    return [_about(key, reason) for key, reason in found if reason is not None]
+
+
+def _grant_by_cdi(resource: ResourceName, ids: Sequence[DeviceId]) -> Grant:
+    """Return the grant of a container by CDI names alone: kubelet's IDs are the names, and the file has the nodes. With
+    nodes as well the container would get each device twice."""
+    return Grant((), (), tuple(cdi_id(resource, device) for device in sorted(ids)))
 
 
 def _grant(devices: Sequence[Device]) -> Grant:
@@ -740,7 +785,8 @@ def _is_calls(
 def _is_awaited(state: NodeState, address: DeviceKey, held: Holding) -> bool:
     """Return whether a pod that has left holds the device, so that PreStartContainer waits for its release. Kubelet
     allocates what its ledger has free, so the owner of the last read has just left."""
-    if not state.daemon.settings.pre_start_gate:
+    settings = state.daemon.settings
+    if not (settings.pre_start_gate or settings.waits_in_allocate):
         return False
     match held.holder:
         case Owner():
@@ -794,5 +840,7 @@ def _late(state: NodeState, call: Call) -> Refused:
         return _refused(Refusal.UNAVAILABLE, Reason(Cause.LEDGER_LATE, message))
     if held := _held(state, call):
         return _refused(Refusal.UNAVAILABLE, *held)
+    if call.kind is CallKind.ALLOCATE and (lacking := _lacking(state, call)):
+        return _refused(Refusal.UNAVAILABLE, *lacking)
     taken, owners = _taken(state, call)
     return _refused(Refusal.UNAVAILABLE, *taken, owners=owners)

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors import limits
+from gpuactors.core.deviceplugin import specs
 from gpuactors.core.deviceplugin.entries import entries, leaving
 from gpuactors.core.deviceplugin.registration import new_plugin
 from gpuactors.core.host.inspections import last_seen, never_seen
@@ -88,7 +89,12 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
     served = _served(state, device_lists, retired=new_lists.keys() - device_lists.keys())
     plugins = plugins if serving else {}
     published = replace(
-        state.published, served=served, device_lists=device_lists, plugins=plugins, history=history
+        state.published,
+        served=served,
+        device_lists=device_lists,
+        plugins=plugins,
+        history=history,
+        specs=specs.specs_of(state, device_lists),
     )
     return replace(state, published=published), changes, effects
 
@@ -183,6 +189,7 @@ def _facts(state: NodeState) -> tuple[object, ...]:
         state.host.mediated,
         state.assessments,
         polls.seen if state.index.unbinding else None,  # only a poll shows that an unbind waits, or has ended
+        specs.inputs(state),
     )
 
 
@@ -328,8 +335,11 @@ def _changes(
     logged = _worth_a_line(state, changed)
     alike: dict[tuple[Level, Health, Cause, str], list[AdvertisedDevice]] = {}
     for entry in logged:
-        # A device that a claim of gpuactors has is no reason to warn.
-        is_meant = entry.health is Health.HEALTHY or entry.key in state.gpus.reserved
+        # A device that a claim of gpuactors has is no reason to warn, nor one whose CDI file is being written.
+        is_being_written = (
+            entry.cause is Cause.CDI_FILE_UNWRITTEN and resource not in state.published.unwritten
+        )
+        is_meant = entry.health is Health.HEALTHY or entry.key in state.gpus.reserved or is_being_written
         level = Level.INFO if is_meant or entry.id in reported else Level.WARNING
         alike.setdefault((level, entry.health, entry.cause, entry.reason), []).append(entry)
     for (level, health, cause, reason), like_entries in alike.items():

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
+
 from gpuactors.core.assessment.blockers import is_unbinding
+from gpuactors.core.deviceplugin.specs import lacking
 from gpuactors.core.host.usage import use_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import AdvertisedDevice, DeviceId, DeviceKey, ResourceName
-from gpuactors.core.values.status import DeviceStatus
+from gpuactors.core.values.model import AdvertisedDevice, DeviceId, DeviceKey, Health, ResourceName
+from gpuactors.core.values.status import DeviceStatus, Reason
 
 
 def entries(
@@ -31,6 +34,8 @@ def entries(
         is_there = device.has_backing and not device.unnamed
         if is_there or key in offered or (held is not None and held.is_allocated):
             entry = _advertised(ids.get(key) or DeviceId(key), device, assessment.status)
+            if held is None and (why := lacking(state, device.resource, entry.id, device)) is not None:
+                entry = _withheld(entry, why)
             by_resource.setdefault(device.resource, {})[entry.id] = entry
     return by_resource
 
@@ -54,6 +59,13 @@ def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> Ad
     return AdvertisedDevice(
         device_id, device.key, status.health, device.numa_node, status.message, status.cause
     )
+
+
+def _withheld(entry: AdvertisedDevice, why: Reason) -> AdvertisedDevice:
+    """Return the entry of a free device that no runtime could resolve. One that cannot be opened keeps its reason."""
+    if entry.health is not Health.HEALTHY:
+        return entry
+    return replace(entry, health=Health.UNHEALTHY, reason=why.message, cause=why.cause)
 
 
 def is_offered(state: NodeState, device: Device) -> bool:

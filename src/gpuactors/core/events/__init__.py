@@ -19,6 +19,7 @@ Event: TypeAlias = (
     | kubelet.KubeletEvent
     | deviceplugin.PluginEvent
     | deviceplugin.CallEvent
+    | deviceplugin.SpecsWritten
     | claims.ClaimEvent
     | claims.FitnessChecked
     | domains.DomainEvent

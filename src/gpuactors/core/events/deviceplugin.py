@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 from gpuactors.core.requests import Failure
+from gpuactors.core.values.device_spec import DeviceSpecs
 from gpuactors.core.values.model import DeviceId, ResourceName, Token
 
 
@@ -81,6 +84,15 @@ class CallAbandoned(Struct, frozen=True, gc=False):
     """The caller of an unanswered call has gone."""
 
     token: Token
+
+
+class SpecsWritten(Struct, frozen=True, gc=False):
+    """The CDI files of the device plugin were written, or found to be as they are to be."""
+
+    specs: DeviceSpecs
+    """The files that are there."""
+    unwritten: Mapping[ResourceName, str]
+    """Why each other one could not be written, as a sentence. What is there under its name is not known."""
 
 
 PluginEvent = SocketBound | SocketFailed | RegisterAnswered | StreamOpened | StreamEnded

@@ -6,11 +6,12 @@ Must not decide which nodes these are: that is the kind's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
 from gpuactors import limits
+from gpuactors.core.values.cdi import device_nodes
 from gpuactors.core.values.claim import AttributeValue, Json
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.slices import NUMA_NODE, PCIE_ROOT
@@ -19,10 +20,10 @@ CONTAINER_NODE: Final = "/dev/vfio/vfio"
 IOMMUFD_NODE: Final = "/dev/iommu"
 """The API devices of the two backends, as paths of the container. `host/root.py` has the paths of the host."""
 
+_CDEVS: Final = "/dev/vfio/devices/"
+
 _NO_CUDA: Final = "NVIDIA_VISIBLE_DEVICES=void"
 """The variable without which NVIDIA's container runtime adds all GPUs of the host driver to a container."""
-
-_PERMISSIONS: Final = "mrw"
 
 
 # A host has a few paths for each device, and each call needs them.
@@ -32,7 +33,7 @@ def node_order(path: str) -> tuple[int, int, str]:
     number = int("".join(c for c in path if c.isdigit()) or 0)
     if path == CONTAINER_NODE:
         return (0, 0, path)
-    if path.startswith("/dev/vfio/devices/"):
+    if path.startswith(_CDEVS):
         return (2, number, path)
     return (3, 0, path) if path == IOMMUFD_NODE else (1, number, path)
 
@@ -41,8 +42,17 @@ def cdi_edits(nodes: Sequence[str]) -> Json:
     """Return the edits of a device in the CDI file of its claim, with these device nodes."""
     edits: dict[str, Json] = {"env": (_NO_CUDA,)}
     if nodes:
-        edits["deviceNodes"] = tuple({"path": path, "permissions": _PERMISSIONS} for path in nodes)
+        edits["deviceNodes"] = device_nodes(nodes)
     return edits
+
+
+def one_backend(nodes: Iterable[str]) -> tuple[str, ...]:
+    """Return the nodes of one backend, in their order: the container and the groups, else the cdevs. A process that
+    opens a group cannot also use iommufd, and Kata passes `/dev/iommu` on to the guest (kata-containers #12246)."""
+    in_order = sorted(set(nodes), key=node_order)
+    cdevs = [node for node in in_order if node.startswith(_CDEVS)]
+    legacy = [node for node in in_order if node not in cdevs and node != IOMMUFD_NODE]
+    return tuple(legacy if any(node != CONTAINER_NODE for node in legacy) else cdevs)
 
 
 def place_of(device: Device | None) -> dict[str, AttributeValue]:

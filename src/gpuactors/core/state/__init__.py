@@ -26,6 +26,7 @@ from gpuactors.core.state.claims import Claims
 from gpuactors.core.state.domains import NO_DOMAINS, Domains
 from gpuactors.core.state.gpus import NO_GPUS, Gpus
 from gpuactors.core.state.offered import NOTHING_OFFERED, Offered
+from gpuactors.core.values.device_spec import DeviceSpecs
 from gpuactors.core.values.mediated import MediatedDevices
 from gpuactors.core.values.model import (
     Call,
@@ -123,6 +124,13 @@ class Published(Struct, frozen=True, gc=False):
     plugins: Mapping[ResourceName, PluginState]
     history: Mapping[DeviceKey, tuple[Transition, ...]]
     """The last published changes of each device, oldest first."""
+    specs: DeviceSpecs | None = None
+    """The CDI files that are to be there for the device plugin; None where it answers by device nodes, and before the
+    first device list."""
+    written: DeviceSpecs = field(default_factory=dict)
+    """The CDI files that are there, by the last write."""
+    unwritten: Mapping[ResourceName, str] = field(default_factory=dict)
+    """Why a file could not be written, as a sentence."""
 
 
 class Daemon(Struct, frozen=True, gc=False):

@@ -46,6 +46,9 @@ class Cause(StrEnum):
     PHYSICAL_FUNCTION_NOT_READY = "PhysicalFunctionNotReady"
     MEDIATED_DEVICES = "MediatedDevices"
     RESOURCE_MIXED = "ResourceMixed"
+    CDI_FILE_UNWRITTEN = "CdiFileUnwritten"
+    CDI_NAME_INVALID = "CdiNameInvalid"
+    CDI_NAME_TAKEN = "CdiNameTaken"
     # --- it is gone, or another one
     GONE = "Gone"
     REPLACED_BY_ANOTHER = "ReplacedByAnother"
@@ -248,6 +251,21 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         "The operator's resource has devices that KubeVirt cannot use under one name: whole functions with virtual "
         "ones, GPUs of Grace superchips with others, or mediated devices with PCI functions. Claims get it.",
         "Give one of them another name by --resource, as the message shows.",
+    ),
+    Cause.CDI_FILE_UNWRITTEN: Meaning(
+        UNHEALTHY,
+        "With --allocate-as cdi: the CDI file of its resource does not have it yet, so no runtime could resolve it.",
+        "Nothing at first: it lasts milliseconds. If it persists, see the message: the disk or the mount of --cdi-dir.",
+    ),
+    Cause.CDI_NAME_INVALID: Meaning(
+        UNHEALTHY,
+        "With --allocate-as cdi: the name of its resource is no CDI kind, whose vendor and class begin with a letter.",
+        "Give its model another name by --resource-name, as the message shows.",
+    ),
+    Cause.CDI_NAME_TAKEN: Meaning(
+        UNHEALTHY,
+        "With --allocate-as cdi: another program's CDI file has a device of the same name, so no runtime resolves it.",
+        "Remove the file that the message names, or end the plugin that writes it.",
     ),
     Cause.GONE: Meaning(
         UNHEALTHY,

@@ -7,6 +7,7 @@ Interface, "transient specs"). Container runtimes read them; any program may, wi
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -51,6 +52,12 @@ class CdiSpecs(Struct, frozen=True, gc=False):
 
 
 NO_SPECS: Final = CdiSpecs()
+
+
+def device_nodes(paths: Iterable[str]) -> tuple[Mapping[str, str], ...]:
+    """Return device nodes as the container edits of a device have them, by the same path on the host and in the
+    container."""
+    return tuple({"path": path, "permissions": "mrw"} for path in paths)
 
 
 def is_metadata(cdi_id: str) -> bool:

@@ -31,6 +31,8 @@ class Grant(Struct, frozen=True, gc=False):
     envs: tuple[tuple[str, str], ...]
     nodes: tuple[str, ...]
     """The device nodes, by the same path on the host and in the container, with permissions mrw."""
+    cdi_ids: tuple[str, ...] = ()
+    """The CDI ids of the devices, instead of variables and device nodes."""
 
 
 class Granted(Struct, frozen=True, gc=False):

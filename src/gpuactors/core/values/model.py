@@ -783,3 +783,8 @@ class Settings(Struct, frozen=True, gc=False):
     as an error, and the offending entry is set aside."""
     vgpu_types: tuple[OwnVgpuType, ...] = ()
     """The operator's names of vGPU types."""
+    allocates_by_cdi: bool = False
+    """True if Allocate answers by CDI names, whose files the daemon writes (`deviceplugin/specs.py`)."""
+    waits_in_allocate: bool = False
+    """True if Allocate waits until no process has the devices open, as the virtual machine starts before
+    PreStartContainer; `pre_start_gate` is False then."""

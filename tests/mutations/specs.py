@@ -49,8 +49,8 @@ SPECS: Final = (
     Mutation(
         "a resource without devices has a CDI file, which is none and fails every sandbox",
         "core/deviceplugin/specs.py",
-        "        if is_kind(resource) and (spec := _spec(device_list, present, behind, before.get(resource, _NONE)))\n",
-        "        if is_kind(resource) and (spec := _spec(device_list, present, behind, before.get(resource, _NONE))) is not None\n",
+        "before.get(resource, _NONE)))\n",
+        "before.get(resource, _NONE))) is not None\n",
         f"{_CORE}::test_a_resource_without_devices_has_no_file",
     ),
     Mutation(

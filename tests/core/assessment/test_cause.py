@@ -28,6 +28,7 @@ from gpuactors.core.state.claims import Claims
 from gpuactors.core.state.gpus import Gpus
 from gpuactors.core.values import memo
 from gpuactors.core.values.cause import AS_BEFORE, MEANINGS, Cause, document
+from gpuactors.core.values.cdi import NO_SPECS, CdiSpec, CdiSpecs
 from gpuactors.core.values.effects import Refused, Reply
 from gpuactors.core.values.model import (
     CachedAnswer,
@@ -316,6 +317,19 @@ def not_serving() -> set[Cause]:
 
 ANOTHER = replace(gpu(A), device="20b0", model="GA100 [A100 PCIe 80GB]")
 
+
+def without_a_cdi_file(function: PciFunction, cdi: CdiSpecs = NO_SPECS) -> set[Cause]:
+    """Allocate answers by CDI names, and no file is written."""
+    core = Core(function, settings=replace(SETTINGS, allocates_by_cdi=True))
+    core.cdi = cdi
+    core.pass_time(limits.LEDGER_QUIET_S)
+    return {entry.cause for entries in core.state.published.device_lists.values() for entry in entries}
+
+
+def cdi_name_taken() -> set[Cause]:
+    return without_a_cdi_file(gpu(A), CdiSpecs((CdiSpec("/var/run/cdi/theirs.yaml", (f"{H100}={A}",)),)))
+
+
 STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "nobody has it": (Cause.FREE, lambda: listed(node())),
     "a pod has it": (Cause.ALLOCATED, lambda: listed(node(ledger={A: "vm-1"}))),
@@ -405,6 +419,9 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "all nodes are missing": (Cause.NODE_MISSING, lambda: broken(replace(gpu(A), nodes=()))),
     "its use cannot be seen": (Cause.USE_UNREADABLE, use_unreadable),
     "a claim would take it from the host's NVLink fabric": (Cause.FABRIC_OF_HOST, in_the_hosts_fabric),
+    "its CDI file is not written": (Cause.CDI_FILE_UNWRITTEN, lambda: without_a_cdi_file(gpu(A))),
+    "its resource is no CDI kind": (Cause.CDI_NAME_INVALID, lambda: without_a_cdi_file(gpu(A, model=None))),
+    "another program's CDI file has its name": (Cause.CDI_NAME_TAKEN, cdi_name_taken),
     "a pod has it, and it is gone": (Cause.GONE, lost),
     "it is gone": (Cause.GONE, gone_unallocated),
     "a pod has it, and another is there": (Cause.REPLACED_BY_ANOTHER, lambda: lost(ANOTHER)),

@@ -144,6 +144,14 @@ def test_without_a_daemon_it_inspects_the_host_itself(config: Config) -> None:
     assert json.loads(as_json(found))["claims"] is None, "it knows nothing of claims"
 
 
+def test_its_own_inspection_takes_the_cdi_files_that_a_daemon_would_write_for_written(config: Config) -> None:
+    (device,) = inspect(replace(config, allocate_as="cdi")).view.devices
+    assert (device.health, device.cause) == ("Healthy", "Free")
+    named = replace(config, allocate_as="cdi", resource_name=("10de:2330=nvidia.com/2330",))
+    (device,) = inspect(named).view.devices
+    assert (device.health, device.cause) == ("Unhealthy", "CdiNameInvalid")
+
+
 @pytest.mark.parametrize("place", ["misc/pci.ids", "hwdata/pci.ids", "pci.ids"])
 def test_the_nodes_own_pci_ids_names_nothing_unless_it_is_given(config: Config, place: str) -> None:
     """Debian 12's file calls an H100 otherwise than other nodes' do, and its resource with it (issue 10, 21)."""

@@ -15,7 +15,9 @@ from gpuactors.cli.progress import Progress
 from gpuactors.config import Config
 from gpuactors.control.node_view import view_of
 from gpuactors.control.view import NodeView
+from gpuactors.core.deviceplugin import specs
 from gpuactors.core.events import Event
+from gpuactors.core.events.deviceplugin import SpecsWritten
 from gpuactors.core.events.host import GroupsObserved, HostScanned
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
@@ -70,6 +72,8 @@ async def assessed(
             break
         state, _effects = step(state, event, trio.current_time())
         event = await _answer(state, ledger, use, cdi)
+    if (files := specs.wanted(state)) is not None:  # a daemon would write them first
+        state, _effects = step(state, SpecsWritten(files, {}), trio.current_time())
     # This command needs no uevents: it has just scanned.
     return replace(view_of(state, trio.current_time()), uevents_problem="")
 

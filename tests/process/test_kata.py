@@ -160,3 +160,22 @@ def test_signals_end_it_and_its_files_stay_for_the_pods_that_run() -> None:
             os.kill(daemon.pid, signal.SIGTERM)
             daemon.wait_exit()
         assert resolves(cdi, ONE)
+
+
+def test_a_successor_keeps_the_file_and_what_a_pod_has_stays_healthy_throughout() -> None:
+    with kata_node(0x23, 0x24) as (node, cdi), daemon_of(node, cdi) as first:
+        node.wait_device_lists({H100: {ONE: HEALTHY, TWO: HEALTHY}})
+        node.kubelet.allocate(H100, [ONE], pod="vm")
+        first.wait_event("device.changed", device=ONE, cause="Allocated")
+        before = len(node.kubelet.frames(H100))
+        with daemon_of(node, cdi) as second:
+            second.wait_event("plugin.registered", resource=H100)
+            node.wait_device_lists({H100: {ONE: HEALTHY, TWO: HEALTHY}})
+            frames = node.kubelet.frames(H100)[before:]
+            assert {d.health for frame in frames for d in frame.devices if d.id == ONE} == {HEALTHY}
+            assert resolves(cdi, ONE, TWO)
+            (cdi / FILE).unlink()
+            eventually(lambda: resolves(cdi, ONE, TWO), "the file, by the daemon that serves")
+            first.signal(signal.SIGTERM)
+            first.wait_exit()
+            assert resolves(cdi, ONE, TWO)

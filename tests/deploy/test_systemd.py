@@ -18,10 +18,11 @@ from tests.deploy.test_hardening import ALLOWED
 UNIT: Final = DEPLOY / "systemd" / "gpuactors.service"
 DRA: Final = DEPLOY / "systemd" / "dra.conf"
 MODULES: Final = DEPLOY / "systemd" / "load-modules.conf"
+KATA: Final = DEPLOY / "systemd" / "kata.conf"
 
 ANALYZE_TIMEOUT_S: Final = 60
 
-EXPOSURE: Final = {UNIT: 25, DRA: 35, MODULES: 45}
+EXPOSURE: Final = {UNIT: 25, DRA: 35, MODULES: 45, KATA: 25}
 """The most that `systemd-analyze security` may say, times ten; 100 is a service without any confinement."""
 
 
@@ -66,7 +67,9 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "drop_ins", [(), (DRA,), (DRA, MODULES)], ids=["alone", "with claims", "with modules"]
+    "drop_ins",
+    [(), (DRA,), (DRA, MODULES), (KATA,)],
+    ids=["alone", "with claims", "with modules", "with Kata"],
 )
 def test_systemd_takes_every_line_and_calls_it_confined(installed: Path, drop_ins: tuple[Path, ...]) -> None:
     add(installed, *drop_ins)
@@ -117,6 +120,7 @@ def writable(*files: Path) -> set[str]:
 def test_what_can_be_written_is_what_the_pods_write() -> None:
     assert settings(UNIT)["ProtectSystem"] == ["strict"]
     assert writable(UNIT) == ALLOWED["base"].written
+    assert writable(UNIT, KATA) == ALLOWED["overlays/kata"].written
     of_the_pod = {path for path in ALLOWED["overlays/dra"].written if not path.startswith("/host/")}
     # The driver's own directory is below `plugins`; in /sys there is all or nothing.
     driver = "/var/lib/kubelet/plugins/gpu.nvidia.com"
@@ -128,8 +132,9 @@ def test_what_can_be_written_is_what_the_pods_write() -> None:
 
 
 def test_each_variable_is_a_settings() -> None:
-    named = set(re.findall(r"GPUACTORS_([A-Z_]+)=", DRA.read_text() + MODULES.read_text()))
-    assert {name.lower() for name in named} == {"dra", "holders", "kubeconfig", "node_name", "load_modules"}
+    named = set(re.findall(r"GPUACTORS_([A-Z_]+)=", DRA.read_text() + MODULES.read_text() + KATA.read_text()))
+    of_claims = {"dra", "holders", "kubeconfig", "node_name", "load_modules"}
+    assert {name.lower() for name in named} == of_claims | {"preset"}
     assert {name.lower() for name in named} <= DECLARATIONS.keys()
 
 

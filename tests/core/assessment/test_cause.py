@@ -23,6 +23,7 @@ from gpuactors.core.events.host import (
 )
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.host.usage import POLL_S
+from gpuactors.core.kinds.sets import not_a_set
 from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.state.claims import Claims
 from gpuactors.core.state.gpus import Gpus
@@ -59,6 +60,7 @@ from tests.core.builders import (
 from tests.core.claims.test_causes import CLAIMS
 from tests.core.domains.test_causes import DOMAINS
 from tests.core.gpus.claim_core import CLAIM_SETTINGS, ClaimCore
+from tests.core.kinds.boards import board, key
 from tests.core.test_asking import Kubelet
 
 T = Token(1)
@@ -315,6 +317,12 @@ def not_serving() -> set[Cause]:
     return refused(asked(core, A))
 
 
+def no_partition() -> set[Cause]:
+    reason = not_a_set((key(1), key(3)), board(4))
+    assert reason is not None
+    return {reason.cause}
+
+
 ANOTHER = replace(gpu(A), device="20b0", model="GA100 [A100 PCIe 80GB]")
 
 
@@ -448,6 +456,7 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "nothing was requested": (Cause.INVALID_REQUEST, lambda: refused(asked(node()))),
     "requested twice": (Cause.INVALID_REQUEST, lambda: refused(asked(node(), A, A))),
     "stopping": (Cause.NOT_SERVING, not_serving),
+    "no partition was requested": (Cause.NOT_A_SET, no_partition),
 }
 """What is done, and the one cause that it has."""
 

@@ -67,6 +67,7 @@ class Cause(StrEnum):
     CHECKPOINT_LATE = "CheckpointLate"
     INVALID_REQUEST = "InvalidRequest"
     NOT_SERVING = "NotServing"
+    NOT_A_SET = "NotASet"
     # --- of calls about claims only
     CLAIM_NOT_FOUND = "ClaimNotFound"
     CLAIM_NOT_ALLOCATED = "ClaimNotAllocated"
@@ -343,6 +344,12 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     ),
     Cause.NOT_SERVING: Meaning(
         CALL, "The daemon is stopping, or hands over to its successor.", "Repeat the call."
+    ),
+    Cause.NOT_A_SET: Meaning(
+        CALL,
+        "The requested GPUs are not exactly one partition of the NVLink fabric, or only some of the node's NVSwitches.",
+        "Request a set that the message names: in a claim by matchAttribute `partition2`, by the device plugin with as "
+        "many GPUs as a partition has. Or allow it by --sets prefer.",
     ),
     Cause.CLAIM_NOT_FOUND: Meaning(
         CALL, "The API server has no such claim, or another one by this name.", "Nothing: its pod is ending."

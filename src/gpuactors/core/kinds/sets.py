@@ -1,0 +1,136 @@
+"""Sets of devices that one virtual machine should get together: by the operator, the fabric manager or the kernel.
+
+A partition of an NVLink fabric is all of its GPUs: a GPU reaches another one by NVLink only inside an activated
+partition. The memory of an EGM is given away only with all GPUs of its superchip, and NVSwitches go to one virtual
+machine. Must not read what another program has written: that is `set_sources.py`. Must not choose: that is
+`deviceplugin/allocation.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.model import DeviceKey
+from gpuactors.core.values.quote import quoted_ids
+from gpuactors.core.values.slices import OfferedDevice, known_attributes
+from gpuactors.core.values.status import Reason
+
+PARTITION_SIZES: Final = (1, 2, 4, 8)
+"""The sizes of partitions that a slice has an attribute for, by the names of NVIDIA's DRA driver: `partition2`."""
+
+_NAMED_MAX: Final = 4
+"""The maximum number of sets that a refusal names: each has up to 8 addresses."""
+
+
+class SetSource(StrEnum):
+    """Where a set comes from."""
+
+    OPERATOR = "the operator's file"
+    FABRIC_MANAGER = "the fabric manager"
+    EGM = "EGM"
+    SWITCHES = "the NVSwitches"
+
+
+class DeviceSet(Struct, frozen=True, gc=False):
+    """Devices of this node that belong together."""
+
+    devices: tuple[DeviceKey, ...]
+    """The keys of its devices, each once, sorted; at least one."""
+    source: SetSource
+    name: str
+    """The name in its source: of a partition its number, in decimal digits; of an EGM the kernel's, `egm4`."""
+    is_active: bool = False
+    """True if the fabric manager has activated it."""
+
+    @property
+    def size(self) -> int:
+        """The number of its devices."""
+        return len(self.devices)
+
+    @property
+    def is_partition(self) -> bool:
+        """True if a request should get exactly this set; False if it should only get all of it or nothing."""
+        return self.source in (SetSource.OPERATOR, SetSource.FABRIC_MANAGER)
+
+
+def not_a_set(devices: Collection[DeviceKey], sets: Sequence[DeviceSet]) -> Reason | None:
+    """Return why one container or claim must not have these devices together; None if it may.
+
+    Its devices that are in any partition must be exactly one partition, as one virtual machine gets one
+    (dra-driver-nvidia-gpu refuses two at Prepare as well). It must have all NVSwitches or none. A device that no set
+    names, and an EGM of which it has a part, refuse nothing: the container only gets no device node of that EGM.
+    """
+    requested = frozenset(devices)
+    partitions = [s for s in sets if s.is_partition]
+    in_partitions = requested & {key for s in partitions for key in s.devices}
+    if in_partitions and not any(in_partitions == set(s.devices) for s in partitions):
+        return Reason(
+            Cause.NOT_A_SET,
+            f"{_listed(sorted(in_partitions))} are not exactly one partition of this node: "
+            f"{_remedy(len(in_partitions), partitions)}, or allow it by --sets prefer",
+        )
+    for switches in (s for s in sets if s.source is SetSource.SWITCHES):
+        missing = set(switches.devices) - requested
+        if missing and len(missing) < switches.size:
+            return Reason(
+                Cause.NOT_A_SET,
+                f"the NVSwitches {_listed(sorted(missing))} are missing: request all {switches.size} of this node or "
+                "none, or allow it by --sets prefer",
+            )
+    return None
+
+
+def _remedy(size: int, partitions: Sequence[DeviceSet]) -> str:
+    """Return what to request instead, as a part of a sentence."""
+    right = [s for s in partitions if s.size == size]
+    if not right:
+        sizes = sorted({s.size for s in partitions})
+        return f"it has none of {size}; request {', '.join(map(str, sizes))} GPUs"
+    shown = "; ".join(_listed(s.devices) for s in right[:_NAMED_MAX])
+    more = f"; and {len(right) - _NAMED_MAX} more" if len(right) > _NAMED_MAX else ""
+    return f"request one of its partitions of {size} ({shown}{more}), by matchAttribute partition{size} in a claim"
+
+
+def _listed(devices: Sequence[DeviceKey]) -> str:
+    return ", ".join(quoted_ids(devices))
+
+
+def with_sets(
+    offered: OfferedDevice, key: DeviceKey, sets: Sequence[DeviceSet], modules: Mapping[DeviceKey, int]
+) -> OfferedDevice:
+    """Return the device of a slice with what `set_attributes` knows of it. The same object if that is nothing."""
+    own = known_attributes(set_attributes(key, sets, modules))
+    return replace(offered, attributes={**offered.attributes, **own}) if own else offered
+
+
+def set_attributes(
+    key: DeviceKey, sets: Sequence[DeviceSet], modules: Mapping[DeviceKey, int]
+) -> dict[str, int | str | None]:
+    """Return the attributes by which a claim requests a set (`matchAttribute`), without those that are not known: two
+    devices have the same `partition2` exactly if they are in the same partition of two.
+
+    A slice has the name `gpuModuleID` from NVIDIA's DRA driver, where 0 is unknown; the EGM's name is ours.
+    """
+    egms = [s.name for s in sets if s.source is SetSource.EGM and key in s.devices]
+    attributes: dict[str, int | str | None] = {"gpuModuleID": modules.get(key) or None}
+    attributes |= {f"partition{size}": _partition(key, size, sets) for size in PARTITION_SIZES}
+    attributes["egm"] = egms[0] if len(egms) == 1 else None
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _partition(key: DeviceKey, size: int, sets: Sequence[DeviceSet]) -> int | None:
+    """Return the number of the device's partition of this size; None if it is in none, or in several.
+
+    Two sources may use one number for different partitions: where the fabric manager has partitions of this size, only
+    its own count, as these can be activated.
+    """
+    of_size = [s for s in sets if s.is_partition and s.size == size]
+    of_fabric = [s for s in of_size if s.source is SetSource.FABRIC_MANAGER]
+    numbers = {int(s.name) for s in of_fabric or of_size if key in s.devices}
+    return numbers.pop() if len(numbers) == 1 else None

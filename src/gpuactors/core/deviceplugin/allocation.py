@@ -5,12 +5,14 @@ Must not decide whether a device may be allocated at all: that is the gate in `c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpuactors.core.deviceplugin.choice import Group, Search, choose
+from gpuactors.core.deviceplugin.set_choice import choose_set, whole_sets
 from gpuactors.core.events.deviceplugin import PreferenceRequest
+from gpuactors.core.kinds.sets import DeviceSet
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import DeviceId
+from gpuactors.core.values.model import DeviceId, DeviceKey
 
 
 def prefer(
@@ -19,10 +21,12 @@ def prefer(
     busy: Collection[DeviceId] = (),
     search: Search | None = None,
     taken: Collection[DeviceId] = (),
+    sets: Sequence[DeviceSet] = (),
 ) -> tuple[DeviceId, ...]:
     """Return the devices that kubelet should choose, sorted.
 
-    In this order: those that must be included; those neither `busy` nor `taken`; those not `taken`; whole IOMMU groups;
+    In this order: those that must be included; those neither `busy` nor `taken`; those not `taken`; a partition of
+    exactly this size (`set_choice.py`); all or none of the NVSwitches and of the GPUs of an EGM; whole IOMMU groups;
     the fewest NUMA nodes; the fewest PCIe roots; the lowest addresses. Never fails, because an error fails the pod's
     admission: if fewer devices are available than requested, the answer has all of them. The containers of one call
     share one `search`, which bounds their work.
@@ -31,21 +35,48 @@ def prefer(
     offered = set(request.available)
     pools = (sorted(offered.difference(*last) | set(must)) for last in ((busy, taken), (taken,), ((),)))
     pool = next((p for p in pools if len(p) >= request.size), sorted(offered | set(must)))
-    need = max(0, min(request.size, len(pool)) - len(must))
-    if need == 0:
+    size = min(request.size, len(pool))
+    if size <= len(must):
         return must[: max(request.size, 0)]
+    search = search or Search()
+    groups = _groups(pool, devices)
+    if sets:
+        # an older daemon's ID and the address may both be of one device: the one that must be included is it
+        ids = {devices[i].key: i for i in (*reversed(pool), *must) if i in devices}
+        whole = choose_set(whole_sets(sets, ids), request.size, must, groups, search)
+        if whole is not None:
+            return tuple(sorted(whole))
+    units = _joined(groups, devices, [s for s in sets if not s.is_partition])
     chosen = set(must)
-    groups = _groups((i for i in pool), devices)
-    opened = {g: not chosen.isdisjoint(g.ids) for g in groups}
-    halves = [g for g in groups if opened[g]]
-    for group in halves:  # a group that must be opened anyway is completed first
-        rest = [i for i in group.ids if i not in chosen][: need - (len(chosen) - len(must))]
-        chosen.update(rest)
-    need = min(request.size, len(pool)) - len(chosen)
-    whole = [g for g in groups if not opened[g]]
-    anchors = {(g.numa_node, g.pcie_root) for g in halves}
-    chosen.update(choose(whole, need, anchors, search or Search()))
+    for some in (groups, units):
+        _complete(chosen, some, size)
+    untouched = [unit for unit in units if chosen.isdisjoint(unit.ids)]
+    anchors = {(g.numa_node, g.pcie_root) for g in units if not chosen.isdisjoint(g.ids)}
+    chosen.update(choose(untouched, size - len(chosen), anchors, search))
     return tuple(sorted(chosen))
+
+
+def _complete(chosen: set[DeviceId], groups: Iterable[Group], size: int) -> None:
+    """Add to `chosen`, up to this size, the rest of each group that it must open anyway."""
+    for group in groups:
+        if not chosen.isdisjoint(group.ids):
+            chosen.update([i for i in group.ids if i not in chosen][: size - len(chosen)])
+
+
+def _joined(
+    groups: Sequence[Group], devices: Mapping[DeviceId, Device], sets: Iterable[DeviceSet]
+) -> list[Group]:
+    """Return the groups, those that devices of one set are in as one, sorted by key. The devices of a group stay side
+    by side, so that at most one group is split where a part must be chosen."""
+    joined = [[group] for group in groups]
+    for found in sets:
+        keys = frozenset[DeviceKey](found.devices)
+        parts = [p for p in joined if any(i in devices and devices[i].key in keys for g in p for i in g.ids)]
+        if len(parts) > 1:
+            joined = [p for p in joined if p not in parts]
+            joined.append(sorted((g for part in parts for g in part), key=lambda g: g.key))
+    units = (Group(tuple(i for g in p for i in g.ids), p[0].numa_node, p[0].pcie_root) for p in joined)
+    return sorted(units, key=lambda g: g.key)
 
 
 def _groups(ids: Iterable[DeviceId], devices: Mapping[DeviceId, Device]) -> list[Group]:

@@ -19,6 +19,7 @@ from gpuactors import limits
 from gpuactors.core import events
 from gpuactors.core.events import claims as claim_events
 from gpuactors.core.events import domains as domain_events
+from gpuactors.core.kinds.sets import DeviceSet, KnownSets, SetSource
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, StoredEntry
 from gpuactors.core.values import effects
@@ -125,6 +126,14 @@ EVENTS: tuple[events.Event, ...] = (
         )
     ),
     events.host.InspectionFailed(4, GPU, "hangs"),
+    events.host.SetsObserved(
+        KnownSets(
+            (DeviceSet((device_key(GPU),), SetSource.OPERATOR, "1", is_active=True),),
+            {device_key(GPU): 1},
+            ("sets.json: it is empty",),
+        )
+    ),
+    events.host.SetsObserved("sets.json cannot be read"),
     events.host.GroupsObserved(5, (USE, replace(USE, group=36, holders=None, open_refused=True))),
     events.host.SomeGroupsObserved(6, (USE,)),
     events.kubelet.LedgerRead(

@@ -22,7 +22,7 @@ from gpuactors import limits
 from gpuactors.core import events
 from gpuactors.core.deviceplugin import calls, listing, registration, specs
 from gpuactors.core.deviceplugin.device_lists import publish
-from gpuactors.core.host import bindings, inspections, schedule, usage
+from gpuactors.core.host import bindings, inspections, schedule, sets, usage
 from gpuactors.core.host.vgpu_names import remembered
 from gpuactors.core.kinds.presence import NO_GPU_HERE
 from gpuactors.core.ledger import ledger
@@ -339,6 +339,8 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
             return inspections.scan_failed(state, event, at), [
                 Log(Level.ERROR, "scan.failed", {"reason": reason})
             ]
+        case events.host.SetsObserved(known):
+            return sets.observed(state, known)
         case events.host.FunctionInspected():
             return inspections.inspected(state, (event,), at), _unreadable(
                 state, (*event.functions, *event.mediated)

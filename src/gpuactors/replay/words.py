@@ -10,6 +10,7 @@ from gpuactors.core import events
 from gpuactors.core.domains.report import DomainReport
 from gpuactors.core.events import claims as claim_events
 from gpuactors.core.events import domains as domain_events
+from gpuactors.core.kinds.sets import KnownSets
 from gpuactors.core.values import effects
 from gpuactors.core.values.claim import Claim, Prepared, Unprepared
 from gpuactors.core.values.domain import ComputeDomain, ImexFacts, NodeLabel
@@ -59,6 +60,11 @@ def event_words(event: events.Event) -> str:
             return "; ".join(map(event_words, inspected))
         case events.host.InspectionFailed(inspection, address, reason):
             return f"inspection {inspection} at {address} failed: {reason}"
+        case events.host.SetsObserved(KnownSets() as known):
+            refused = f", {count(len(known.problems), 'problem')}" if known.problems else ""
+            return f"sets of devices read: {count(len(known.sets), 'set')}{refused}"
+        case events.host.SetsObserved(reason):
+            return f"sets of devices cannot be read: {reason}"
         case events.host.GroupsObserved(poll, uses) | events.host.SomeGroupsObserved(poll, uses):
             return f"poll {poll}: {_used(uses)}"
         case events.kubelet.LedgerRead(read):

@@ -20,12 +20,11 @@ from gpuactors.core.kinds.set_sources import (
     joined,
     module_ids,
     operator_sets,
-    switch_sets,
 )
 from gpuactors.core.kinds.sets import DeviceSet, SetSource
 from gpuactors.core.values.model import DeviceKey, PciAddress
 from tests.core.builders import gpu
-from tests.core.kinds.boards import egm, key, partition, switches
+from tests.core.kinds.boards import egm, key, partition
 
 FILE = "/etc/gpuactors/sets.yaml"
 FMPM = "fmpm -l"
@@ -288,12 +287,6 @@ def test_a_wrong_list_of_an_egm_costs_that_egm() -> None:
     assert one_problem(read, "/sys/class/egm/egm4", "x is no PCI address") == (egm("egm5", 3),)
     twice = {"egm4": ("0000:01:00.0",), "egm5": ("0000:01:00.0", "0000:02:00.0"), "egm6": ("0000:03:00.0",)}
     assert one_problem(egm_sets(twice), "0000:01:00.0 is in the lists of egm4 and egm5") == (egm("egm6", 3),)
-
-
-def test_the_switches_are_one_set() -> None:
-    functions = [gpu(f"0{n}:00.0", class_code="068000" if n > 1 else "030200") for n in (1, 2, 3)]
-    assert switch_sets(functions) == SetsRead((switches(2, 3),))
-    assert switch_sets(functions[:2]) == SetsRead(), "one switch is always whole"
 
 
 def test_all_sources_together() -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpuactors.core.kinds.sets import DeviceSet, SetSource, not_a_set, set_attributes, with_sets
+from gpuactors.core.kinds.sets import (
+    DeviceSet,
+    SetSource,
+    not_a_set,
+    set_attributes,
+    switch_set,
+    with_attributes,
+    without_devices,
+)
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.slices import Attribute, OfferedDevice
 from tests.core.kinds.boards import board, egm, key, partition, switches
@@ -95,11 +103,23 @@ def test_a_number_of_the_operators_is_never_taken_for_one_of_the_fabric_manager(
 
 def test_an_offer_without_sets_stays_the_same() -> None:
     offered = OfferedDevice("gpu-1", {"type": Attribute("string", "vfio")})
-    assert with_sets(offered, A, (), {}) is offered
-    now = with_sets(offered, A, (partition(0, 1, 2), egm("egm4", 1)), {A: 2})
+    assert with_attributes(offered, set_attributes(A, (), {})) is offered
+    of_sets = set_attributes(A, (partition(0, 1, 2), egm("egm4", 1)), {A: 2})
+    now = with_attributes(offered, of_sets)
     assert now.attributes == {
         "type": Attribute("string", "vfio"),
         "gpuModuleID": Attribute("int", 2),
         "partition2": Attribute("int", 0),
         "egm": Attribute("string", "egm4"),
     }
+
+
+def test_the_switches_are_one_set_if_there_are_several() -> None:
+    assert switch_set((C, B)) == (switches(2, 3),)
+    assert switch_set((B,)) == (), "one switch is always whole"
+
+
+def test_a_call_about_one_resource_has_the_sets_without_the_devices_of_others() -> None:
+    sets = (partition(1, 1, 2, 9), switches(9, 10))
+    assert without_devices(sets, {key(9), key(10)}) == (partition(1, 1, 2),)
+    assert without_devices(sets, {key(1), key(2)}) == (partition(1, 9), switches(9, 10))

@@ -46,9 +46,11 @@ from gpuactors.core.deviceplugin.allocation import prefer
 from gpuactors.core.deviceplugin.choice import Search
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
 from gpuactors.core.host import asking, inspections, schedule
+from gpuactors.core.host.sets import sets_unknown
 from gpuactors.core.host.usage import last_poll, use_of
 from gpuactors.core.kinds.container import node_order
 from gpuactors.core.kinds.presence import changed
+from gpuactors.core.kinds.sets import DeviceSet, not_a_set, without_devices
 from gpuactors.core.kinds.table import is_key, kind_of
 from gpuactors.core.ledger.books import admitted_by, has_kept
 from gpuactors.core.ledger.identity import address_of, not_listed
@@ -130,6 +132,8 @@ def asked(state: NodeState, event: AllocateAsked | PreStartAsked, at: float) -> 
     by_id = devices_by_id(state, event.resource)
     ids = [i for request in requests for i in request]
     refused = _unserved(state, kind) or _refused_at_once(state, event.resource, ids, by_id)
+    if refused is None and kind is CallKind.ALLOCATE:
+        refused = _not_sets(state, event.resource, requests, by_id)
     if refused is not None:
         devices = [by_id[i].key for i in ids if i in by_id]
         state = _noted(state, devices, kind, refused, at)
@@ -253,6 +257,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     listed = state.published.device_lists.get(event.resource, ())
     allocatable = owned.keys() | {entry.key for entry in listed if entry.health is Health.HEALTHY}
     search = Search()
+    sets = _sets_of(state, event.resource)
     chosen = []
     for request in event.requests:
         offered = {by_id[i].key for i in (*request.available, *request.must_include) if i in by_id}
@@ -263,7 +268,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
             for i, d in by_id.items()
             if d.group in groups or not elsewhere.isdisjoint(state.index.relatives(d.key))
         }
-        chosen.append(prefer(request, by_id, busy, search, taken))
+        chosen.append(prefer(request, by_id, busy, search, taken, sets))
     return Reply(event.token, Preferred(tuple(chosen)))
 
 
@@ -391,6 +396,30 @@ def _refused_at_once(
     named = [f"{quoted_id(i)}: {blocker.message}" for i, blocker in why.items()]
     reason = "; ".join(first_of([*named, *unknown[len(named) :]]))
     return Refused(Refusal.NOT_FOUND, reason, causes_of(why.values()))
+
+
+def _not_sets(
+    state: NodeState,
+    resource: ResourceName,
+    requests: Iterable[Iterable[DeviceId]],
+    by_id: Mapping[DeviceId, Device],
+) -> Refused | None:
+    """Return why a container must not have the devices of its request together; None if each may, and where sets are
+    only preferred."""
+    if not state.daemon.settings.sets_required:
+        return None
+    if (unknown := sets_unknown(state)) is not None:
+        return _refused(Refusal.UNAVAILABLE, unknown)
+    sets = _sets_of(state, resource)
+    reasons = [why for ids in requests if (why := not_a_set([by_id[i].key for i in ids], sets)) is not None]
+    return _refused(Refusal.FAILED_PRECONDITION, *reasons) if reasons else None
+
+
+def _sets_of(state: NodeState, resource: ResourceName) -> tuple[DeviceSet, ...]:
+    """Return the sets as far as their devices are of this resource."""
+    if not state.sets:
+        return ()
+    return without_devices(state.sets, {key for key, name in state.index.names.items() if name != resource})
 
 
 def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> Reason:

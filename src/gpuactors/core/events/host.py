@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from gpuactors.core.kinds.sets import KnownSets
 from gpuactors.core.values.mediated import MediatedDevice
 from gpuactors.core.values.model import DeviceKey, GroupUse, InspectedKey, PciAddress, PciFunction
 
@@ -99,6 +100,13 @@ class SomeGroupsObserved(Struct, frozen=True, gc=False):
     uses: tuple[GroupUse, ...]
 
 
+class SetsObserved(Struct, frozen=True, gc=False):
+    """The sources of sets of devices were read: they name these, or could not be read, for the reason in the
+    sentence."""
+
+    known: KnownSets | str
+
+
 HostEvent = (
     HostChanged
     | UeventsOpened
@@ -109,5 +117,6 @@ HostEvent = (
     | FunctionInspected
     | FunctionsInspected
     | InspectionFailed
+    | SetsObserved
 )
 UsageEvent = GroupsObserved | SomeGroupsObserved

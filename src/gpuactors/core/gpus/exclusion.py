@@ -16,7 +16,9 @@ from msgspec.structs import replace
 
 from gpuactors.core.claims.report import belongs
 from gpuactors.core.host import inspections
+from gpuactors.core.host.sets import sets_unknown
 from gpuactors.core.kinds.presence import another
+from gpuactors.core.kinds.sets import not_a_set
 from gpuactors.core.kinds.table import key_of, kind_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, gpus_of
@@ -119,6 +121,11 @@ def conflict(state: NodeState, entry: ClaimRecord) -> Conflict | None:
         return Conflict(missing, is_final=True)
     names = exclusive_devices(entry.claim)
     keys = tuple(key for name in names if (key := key_of(name)) is not None)
+    if state.daemon.settings.sets_required:
+        if (unknown := sets_unknown(state)) is not None:
+            return Conflict(unknown)
+        if (no_set := not_a_set(keys, state.sets)) is not None:
+            return Conflict(no_set, is_final=True)
     for key in keys:
         if (device := state.index.present.get(key)) is None:
             continue

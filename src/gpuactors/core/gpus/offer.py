@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from gpuactors.core.gpus.exclusion import switches_in_the_way
 from gpuactors.core.kinds.kind import Act
 from gpuactors.core.kinds.presence import gone
+from gpuactors.core.kinds.sets import KnownSets, set_attributes, with_attributes
 from gpuactors.core.kinds.table import kind_of, slice_name
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimSettings, gpus_of
@@ -39,6 +40,8 @@ from gpuactors.core.values.slices import BlockKind, BlockReason, Offer, OfferedD
 from gpuactors.core.values.status import Assessment, Reason
 
 _GONE: Final = BlockReason(BlockKind.UNHEALTHY, str(Cause.GONE))
+
+_NO_ATTRIBUTES: Final[Mapping[str, int | str | None]] = {}
 
 _BOUND_BY_CLAIMS: Final = frozenset({Cause.NOT_BOUND, Cause.GROUP_NOT_VIABLE})
 """The causes that a prepare may remove itself: it binds the device and its companions to vfio."""
@@ -65,6 +68,8 @@ class _Inputs(Struct, frozen=True, gc=False):
     """True if it is in `Offered.placed`."""
     last: OfferedDevice | None
     """Its last offer, if it is not selected any more and a claim has it."""
+    of_sets: Mapping[str, int | str | None]
+    """The attributes by which a claim requests a set with the device (`kinds/sets.py`)."""
     switches: tuple[PciFunction, ...]
     """The NVSwitches of the node that keep a GPU on its host's driver."""
 
@@ -94,6 +99,7 @@ def offered(state: NodeState) -> NodeState:
             if key in before.devices and key not in index.names
         },
         switches_in_the_way(state),
+        state.host.sets,
     )
     return state if now == before else replace(state, offered=now)
 
@@ -110,6 +116,7 @@ def _offered(
     placed: frozenset[DeviceKey],
     last_offers: Mapping[DeviceKey, OfferedDevice],
     switches: tuple[PciFunction, ...],
+    sets: KnownSets | None,
 ) -> Offered:
     """Offer each device that is selected, or that a claim has."""
     inputs = {
@@ -124,6 +131,7 @@ def _offered(
             bind_blocker=fitness[key].bind_blocker if key in fitness else None,
             is_placed=key in placed,
             last=last_offers.get(key),
+            of_sets=set_attributes(key, sets.sets, sets.modules) if sets is not None else _NO_ATTRIBUTES,
             switches=switches,
         )
         for key in sorted(selected.keys() | reserved.keys())
@@ -144,6 +152,7 @@ def _offer_each(inputs: _Inputs) -> tuple[OfferedDevice | None, DeviceHealth]:
         # The scheduler knows by its name that it is allocated. NVIDIA's driver may have allocated it by another name.
         claimed = inputs.claimed_as == slice_name(inputs.key)
         offer = _of_card(kind_of(device).offer(device, claimed=claimed), device)
+        offer = with_attributes(offer, inputs.of_sets)
         if not claimed:
             offer = replace(offer, blocked=_blocked(device, assessment, inputs.bind_blocker, inputs.switches))
     elif offer is not None:

@@ -300,7 +300,7 @@ def _contradictions(found: Sequence[tuple[_Partition, tuple[DeviceKey, ...]]]) -
     return refused
 
 
-# --- EGM and NVSwitches -----------------------------------------------------------------------------------
+# --- EGM ---------------------------------------------------------------------------------------------------
 
 
 def egm_sets(lists: Mapping[str, Sequence[str]]) -> SetsRead:
@@ -331,14 +331,4 @@ def egm_sets(lists: Mapping[str, Sequence[str]]) -> SetsRead:
             if all(counts[key] == 1 for key in keys)
         ),
         tuple(problems),
-    )
-
-
-def switch_sets(functions: Iterable[PciFunction]) -> SetsRead:
-    """Return the NVSwitches of the node as one set. A board whose switches are no PCI functions has none."""
-    switches = tuple(sorted(device_key(f.address) for f in functions if f.is_nvswitch))
-    return (
-        SetsRead((DeviceSet(switches, SetSource.SWITCHES, "nvswitches"),))
-        if len(switches) > 1
-        else SetsRead()
     )

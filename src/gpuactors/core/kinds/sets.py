@@ -8,11 +8,11 @@ machine. Must not read what another program has written: that is `set_sources.py
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuactors.core.values.cause import Cause
@@ -59,6 +59,31 @@ class DeviceSet(Struct, frozen=True, gc=False):
         return self.source in (SetSource.OPERATOR, SetSource.FABRIC_MANAGER)
 
 
+class KnownSets(Struct, frozen=True, gc=False):
+    """The content of all sources of sets."""
+
+    sets: tuple[DeviceSet, ...] = ()
+    modules: Mapping[DeviceKey, int] = field(default_factory=dict)
+    """The module id of each GPU that has a known one: the number of its place on the board."""
+    problems: tuple[str, ...] = ()
+    """Why sets were left out, each as a sentence with file, place and remedy."""
+
+
+def switch_set(switches: Iterable[DeviceKey]) -> tuple[DeviceSet, ...]:
+    """Return the NVSwitches of the node as one set. A board whose switches are no PCI functions has none."""
+    keys = tuple(sorted(switches))
+    return (DeviceSet(keys, SetSource.SWITCHES, "nvswitches"),) if len(keys) > 1 else ()
+
+
+def without_devices(sets: Sequence[DeviceSet], others: Collection[DeviceKey]) -> tuple[DeviceSet, ...]:
+    """Return the sets less the devices that are offered as another resource: kubelet calls once for each resource, so
+    that one call never has a set of GPUs and NVSwitches."""
+    left = ((found, tuple(key for key in found.devices if key not in others)) for found in sets)
+    return tuple(
+        found if len(keys) == found.size else replace(found, devices=keys) for found, keys in left if keys
+    )
+
+
 def not_a_set(devices: Collection[DeviceKey], sets: Sequence[DeviceSet]) -> Reason | None:
     """Return why one container or claim must not have these devices together; None if it may.
 
@@ -101,12 +126,11 @@ def _listed(devices: Sequence[DeviceKey]) -> str:
     return ", ".join(quoted_ids(devices))
 
 
-def with_sets(
-    offered: OfferedDevice, key: DeviceKey, sets: Sequence[DeviceSet], modules: Mapping[DeviceKey, int]
-) -> OfferedDevice:
+def with_attributes(offered: OfferedDevice, of_sets: Mapping[str, int | str | None]) -> OfferedDevice:
     """Return the device of a slice with what `set_attributes` knows of it. The same object if that is nothing."""
-    own = known_attributes(set_attributes(key, sets, modules))
-    return replace(offered, attributes={**offered.attributes, **own}) if own else offered
+    if not of_sets:
+        return offered
+    return replace(offered, attributes={**offered.attributes, **known_attributes(of_sets)})
 
 
 def set_attributes(

@@ -22,6 +22,7 @@ from gpuactors.core.assessment.assessments import assessments
 from gpuactors.core.assessment.holding import IsOwn, holding_of
 from gpuactors.core.assessment.inputs import holder_inputs
 from gpuactors.core.devices.index import Index, index
+from gpuactors.core.kinds.sets import DeviceSet, KnownSets, switch_set
 from gpuactors.core.state.claims import Claims
 from gpuactors.core.state.domains import NO_DOMAINS, Domains
 from gpuactors.core.state.gpus import NO_GPUS, Gpus
@@ -49,6 +50,7 @@ from gpuactors.core.values.model import (
     Settings,
     Token,
     Transition,
+    device_key,
 )
 from gpuactors.core.values.status import Assessment, Holding
 from gpuactors.core.values.vgpu import CardTypes
@@ -77,6 +79,10 @@ class Host(Struct, frozen=True, gc=False):
     vgpu_types: Mapping[PciAddress, CardTypes] = field(default_factory=dict)
     """The names of the vGPU types of each physical card, by the physical function's address; see
     `host/vgpu_names.py`."""
+    sets: KnownSets | None = None
+    """The sets of devices, as last read from their sources; None if they were never read, or have no source."""
+    sets_unread: str = ""
+    """Why they could not be read last, as a sentence; empty if they could be, or have no source."""
 
 
 class Kubelet(Struct, frozen=True, gc=False):
@@ -197,6 +203,14 @@ class NodeState(Struct, frozen=True, dict=True):
             self.published.device_lists,
             kubelet.ancestors,
         )
+
+    @cached_property
+    def sets(self) -> tuple[DeviceSet, ...]:
+        """The sets of devices: those that their sources name, and the selected NVSwitches."""
+        names, functions = self.index.names, self.host.functions
+        switches = [key for a, f in functions.items() if f.is_nvswitch and (key := device_key(a)) in names]
+        known = self.host.sets.sets if self.host.sets is not None else ()
+        return (*known, *switch_set(switches))
 
     @cached_property
     def assessments(self) -> Mapping[DeviceKey, Assessment]:

@@ -788,3 +788,5 @@ class Settings(Struct, frozen=True, gc=False):
     waits_in_allocate: bool = False
     """True if Allocate waits until no process has the devices open, as the virtual machine starts before
     PreStartContainer; `pre_start_gate` is False then."""
+    sets_required: bool = False
+    """True if devices that are no set are refused; False if a set is only preferred."""

@@ -31,6 +31,7 @@ from gpuactors.control.vgpu_types import VgpuTypesJson
 from gpuactors.core.claims import cdi
 from gpuactors.core.claims.checkpoint import Checkpoint
 from gpuactors.core.claims.files import ClaimContents
+from gpuactors.core.kinds.sets import KnownSets
 from gpuactors.core.values.claim import ClaimName, ClaimUid
 from gpuactors.core.values.model import PciAddress, ResourceName
 from gpuactors.core.values.vgpu import CardTypes
@@ -39,10 +40,11 @@ from gpuactors.host.asked import AskedProgram
 from gpuactors.host.pci_ids import SHIPPED, PciIds
 from gpuactors.host.places import Places
 from gpuactors.host.root import HostRoot
+from gpuactors.host.sets_file import SetsFile
 from gpuactors.kube.client import ApiClient, Call
 from gpuactors.kube.config import FileAccess, Server, in_cluster
 from gpuactors.observe.nfd import NfdFile
-from gpuactors.ports.errors import HostShortError, PortError, StateFileError
+from gpuactors.ports.errors import HostError, HostShortError, PortError, StateFileError
 from gpuactors.ports.kube import ApiError
 from gpuactors.process import plain_files
 from gpuactors_simulation.host.imex import ImexTree
@@ -117,6 +119,16 @@ def test_the_names_of_vgpu_types_raise_their_own_error(tmp_path: Path) -> None:
         assert await file.read() in (types, {}), "none, where there is no such file"
 
     struck(use, {plain_files: {}}, (StateFileError,), tmp_path)
+
+
+def test_the_sets_file_raises_its_own_error(tmp_path: Path) -> None:
+    (tmp_path / "sets.json").write_text("{}")
+    file = SetsFile(tmp_path / "sets.json")
+
+    async def use() -> None:
+        assert await file.read() == KnownSets()
+
+    struck(use, {plain_files: {}}, (HostError,), tmp_path)
 
 
 def test_the_feature_file_raises_its_own_error(tmp_path: Path) -> None:

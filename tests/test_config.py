@@ -94,6 +94,8 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("driver_root", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("load_modules", '"on"', "on", "off", "on", "on"),
     ("nvswitch", '"allow"', "allow", "refuse", "allow", "allow"),
+    ("sets", '"require"', "require", "prefer", "require", "require"),
+    ("sets_file", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("compute_domains", '"on"', "on", "host-managed", "off", "off"),
     ("domains_driver", '"a.example"', "a.example", "b.example", "c.example", "c.example"),
     ("domains_namespace", '"file"', "file", "variable", "flag", "flag"),

@@ -42,6 +42,7 @@ from gpuactors.core.values.domain import DomainUid
 from gpuactors.daemon import node_labels
 from gpuactors.grpc_trio.protobuf import decode
 from gpuactors.host import pci_ids
+from gpuactors.host.sets_file import SetsFile
 from gpuactors.http.exchange import exchange
 from gpuactors.kube import errors
 from gpuactors.kube.claims import KubeClaims
@@ -461,11 +462,18 @@ def _own_files(directory: Path) -> tuple[Decoder, ...]:
         node_labels._kept(Config(node_name=NODE, state_dir=directory))
 
     kept = _json({"node": NODE, "labels": {"example.com/kind": "l40s"}})
+
+    def sets(content: bytes) -> None:
+        (directory / "sets.json").write_bytes(content)
+        SetsFile(directory / "sets.json")._read()
+
+    pair = _json({"sets": {"2": [["0000:3b:00.0", "5e:00.0"]]}, "gpuModuleIDs": {"0000:3b:00.0": 1}})
     types = _json(
         {"boot": "boot", "cards": {"0000:3b:00.0": {"driverBind": 7, "names": {"1147": "NVIDIA L40S-1Q"}}}}
     )
     return (
         Decoder(node_labels.FILE_NAME, (kept,), labels, ()),
+        Decoder("operator's sets", (pair,), sets, (HostError,)),
         Decoder("vgpu-types.json", (types,), vgpu_types, (StateFileError,)),
         Decoder("gpuactors-checkpoint.json", (_STORED, *_real_checkpoints()), _checkpoint, (StateFileError,)),
         Decoder("NVIDIA's checkpoint.json", _THEIRS, _nvidias_checkpoint, (StateFileError,)),

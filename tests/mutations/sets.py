@@ -9,6 +9,7 @@ from tests.mutations.mutations import Mutation
 _PREFERRED: Final = "tests/core/test_sets_preferred.py"
 _READ: Final = "tests/core/kinds/test_set_sources.py"
 _SETS: Final = "tests/core/kinds/test_sets.py"
+_WIRED: Final = "tests/core/test_sets_wired.py"
 _ANY_WORLD: Final = (
     f"{_PREFERRED}::test_any_answer_has_the_size_no_device_twice_and_breaks_up_no_more_than_the_best"
 )
@@ -97,5 +98,68 @@ SETS: Final = (
         "    if by_uuid:\n        if",
         "    if by_uuid and not info.physical_id:\n        if",
         f"{_READ}::test_physical_ids_of_an_a100_are_no_module_ids",
+    ),
+    Mutation(
+        "Allocate grants what is no set",
+        "core/deviceplugin/calls.py",
+        "    if refused is None and kind is CallKind.ALLOCATE:\n",
+        "    if refused is None and kind is CallKind.PRE_START:\n",
+        f"{_WIRED}::test_allocate_refuses_what_is_no_set_at_once",
+    ),
+    Mutation(
+        "a set is required where it is only preferred",
+        "core/deviceplugin/calls.py",
+        "    if not state.daemon.settings.sets_required:\n        return None\n",
+        "",
+        f"{_WIRED}::test_where_sets_are_preferred_any_devices_are_granted",
+    ),
+    Mutation(
+        "the devices of another resource are missing in a call",
+        "core/deviceplugin/calls.py",
+        "if name != resource})",
+        "if not name})",
+        f"{_WIRED}::test_a_set_of_gpus_and_switches_is_a_set_for_each_resource",
+    ),
+    Mutation(
+        "sets that were never read are none",
+        "core/host/sets.py",
+        "    if state.host.sets is not None or not state.host.sets_unread:\n",
+        "    if state.host.sets_unread:\n",
+        f"{_WIRED}::test_nothing_is_granted_before_the_sets_are_known",
+    ),
+    Mutation(
+        "a file that cannot be read empties the sets",
+        "core/host/sets.py",
+        "host=replace(host, sets_unread=known)",
+        "host=replace(host, sets=None, sets_unread=known)",
+        f"{_WIRED}::test_the_last_sets_count_while_the_file_cannot_be_read",
+    ),
+    Mutation(
+        "a claim prepares what is no set",
+        "core/gpus/exclusion.py",
+        "(no_set := not_a_set(keys, state.sets)) is not None",
+        "(no_set := not_a_set((), state.sets)) is not None",
+        f"{_WIRED}::test_the_prepare_of_a_claim_refuses_what_is_no_set",
+    ),
+    Mutation(
+        "a claim does not wait for the sets",
+        "core/gpus/exclusion.py",
+        "            return Conflict(unknown)\n",
+        "            return None\n",
+        f"{_WIRED}::test_a_claim_waits_until_the_sets_are_known",
+    ),
+    Mutation(
+        "the sets are read once",
+        "actors/sets_reader.py",
+        "            last = now\n            await inbox.send(now)\n",
+        "            last = now\n",
+        "tests/actors/test_sets_reader.py::test_what_has_changed_is_posted_at_the_next_read",
+    ),
+    Mutation(
+        "calls are answered before the sets are read",
+        "daemon/app.py",
+        "            await post.send(first)  # before every other event: no call is answered without the sets\n",
+        "",
+        "tests/actors/test_sets_reader.py::test_the_daemon_knows_the_sets_before_anything_else",
     ),
 )

@@ -39,6 +39,7 @@ AllocateAs: TypeAlias = Literal["nodes", "cdi"]
 WaitIn: TypeAlias = Literal["pre-start", "allocate"]
 OnOff: TypeAlias = Literal["on", "off"]
 Nvswitch: TypeAlias = Literal["refuse", "allow"]
+Sets: TypeAlias = Literal["prefer", "require"]
 ComputeDomains: TypeAlias = Literal["off", "on", "host-managed"]
 LogFormat: TypeAlias = Literal["json", "console"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -499,6 +500,24 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "the host, which removes it from that host's NVLink fabric."
         ),
     ] = "refuse"
+    sets: Annotated[
+        Sets,
+        Described(
+            "What happens to a request whose devices are no set: not exactly one partition of the operator's file of "
+            "sets, or only some of the node's NVSwitches. `prefer`: it gets them, but sets are preferred. `require`: "
+            "Allocate and a claim's prepare refuse it."
+        ),
+    ] = "prefer"
+    sets_file: Annotated[
+        Path | None,
+        Described(
+            "JSON file with the sets of devices that one virtual machine gets together, such as the partitions of an "
+            "NVLink fabric. It is read again while the daemon runs.",
+            metavar="FILE",
+            must_be="the path of a JSON file, not empty and without NUL",
+            default="none",
+        ),
+    ] = None
     compute_domains: Annotated[
         ComputeDomains,
         Described(

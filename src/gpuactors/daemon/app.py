@@ -85,6 +85,7 @@ from gpuactors.ports.node import (
     OpenUevents,
     Reachable,
     ServedResources,
+    SetsReader,
     SpecDirectory,
     Step,
     UseReader,
@@ -152,6 +153,8 @@ class Outside(Struct, frozen=True):
     """None: a new daemon does not know the names that the last one served."""
     vgpu_types: VgpuTypesFile | None = None
     """None: a new daemon does not know the names of vGPU types that the last one has read."""
+    sets: SetsReader | None = None
+    """None: no operator names sets of devices."""
     dra: DraOutside | None = None
     """None: GPUs are not offered as claims."""
     domains: DomainsOutside | None = None
@@ -186,6 +189,7 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
         vgpu_types=config.vgpu_types,
         allocates_by_cdi=_allocates_by_cdi(config),
         waits_in_allocate=config.wait_in == "allocate",
+        sets_required=config.sets == "require",
     )
 
 
@@ -229,6 +233,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         journal=journal,
         served=_served_of(config, state_dir),
         vgpu_types=_vgpu_types_of(config, state_dir),
+        sets=_sets_of(config.sets_file) if config.sets_file is not None else None,
         dra=of_gpus,
         domains=of_domains,
         http=_http_of(config, (kubelet, *dict.fromkeys(reached)), journal)
@@ -272,6 +277,12 @@ def _events_of(config: Config) -> EventsOutside:
     from gpuactors.daemon import kube_events  # as in `_dra_of`
 
     return kube_events.outside_of(config, node_of(config))
+
+
+def _sets_of(path: Path) -> SetsReader:
+    from gpuactors.host.sets_file import SetsFile  # as in `_dra_of`
+
+    return SetsFile(path)
 
 
 def _features_of(path: Path) -> FeatureFile:
@@ -476,6 +487,12 @@ async def run_daemon(
         record = _recorder(journal, http)
         nursery.start_soon(registry.run, state, inbox, cells, replies, log_line or write_log, record)
         nursery.start_soon(plugins)
+        if (sets := outside.sets) is not None:
+            from gpuactors.actors import sets_reader  # as in `_dra_of`
+
+            first = await sets_reader.observed(sets)
+            await post.send(first)  # before every other event: no call is answered without the sets
+            actor("sets_reader", lambda: sets_reader.run(sets, first, post))
         scans = trio.Event()
 
         async def inspect_host() -> None:

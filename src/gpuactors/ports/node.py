@@ -15,6 +15,7 @@ from msgspec import Struct
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event
 from gpuactors.core.events.deviceplugin import PreferenceRequest
+from gpuactors.core.kinds.sets import KnownSets
 from gpuactors.core.reports.snapshot import Outputs, PollTarget
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cdi import CdiSpecs
@@ -347,6 +348,13 @@ class SpecDirectory(Protocol):
     def touches(self) -> AsyncGenerator[frozenset[ResourceName] | None, None]:
         """Yield the resources whose file somebody has touched, also gpuactors itself. None, which is any of them, at
         the start and when the directory was replaced. Never ends."""
+
+
+class SetsReader(Protocol):
+    """The sources of sets of devices."""
+
+    async def read(self) -> KnownSets:
+        """Return what they name now. Raises `HostError`."""
 
 
 class FeatureFile(Protocol):

@@ -37,6 +37,7 @@ from gpuactors.core.values.model import PciAddress, ResourceName
 from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.host import asked, boot, imex, management, modules, nvidia, places
 from gpuactors.host.asked import AskedProgram
+from gpuactors.host.partition_command import PartitionCommand
 from gpuactors.host.pci_ids import SHIPPED, PciIds
 from gpuactors.host.places import Places
 from gpuactors.host.root import HostRoot
@@ -129,6 +130,18 @@ def test_the_sets_file_raises_its_own_error(tmp_path: Path) -> None:
         assert await file.read() == KnownSets()
 
     struck(use, {plain_files: {}}, (HostError,), tmp_path)
+
+
+def test_the_partition_command_raises_its_own_error(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho '{\"partitionInfo\": []}'\n")
+    program.chmod(0o755)
+    command = PartitionCommand(program, deadline_s=patient(5.0))
+
+    async def use() -> None:
+        assert await command.read() == KnownSets()
+
+    struck(use, {asked: {"subprocess": ("Popen",)}}, (HostError,), tmp_path)
 
 
 def test_the_feature_file_raises_its_own_error(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("nvswitch", '"allow"', "allow", "refuse", "allow", "allow"),
     ("sets", '"require"', "require", "prefer", "require", "require"),
     ("sets_file", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
+    ("partition_command", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("compute_domains", '"on"', "on", "host-managed", "off", "off"),
     ("domains_driver", '"a.example"', "a.example", "b.example", "c.example", "c.example"),
     ("domains_namespace", '"file"', "file", "variable", "flag", "flag"),

@@ -13,7 +13,7 @@ from gpuactors.actors import sets_reader
 from gpuactors.actors.sets_reader import SETS_REREAD_S
 from gpuactors.core.events import Event
 from gpuactors.core.events.host import SetsObserved
-from gpuactors.core.kinds.sets import KnownSets
+from gpuactors.core.kinds.sets import KnownSets, SetSource
 from gpuactors.daemon.app import Daemon, Outside, run_daemon
 from gpuactors.host.sets_file import SetsFile
 from gpuactors.kubelet.kubelet import UnixKubelet
@@ -42,20 +42,28 @@ class Listed:
         return found
 
 
-async def test_what_has_changed_is_posted_at_the_next_read(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("source", SETS_REREAD_S)
+async def test_what_has_changed_is_posted_at_the_next_read(
+    autojump_clock: MockClock, source: SetSource
+) -> None:
     reader = Listed(PAIR, PAIR, "gone", "gone", PAIR, BOARD)
     post, inbox = trio.open_memory_channel[Event](10)
-    first = await sets_reader.observed(reader)
-    assert first == SetsObserved(PAIR)
+    first = await sets_reader.observed(source, reader)
+    assert first == SetsObserved(source, PAIR)
+    interval_s = SETS_REREAD_S[source]
     seen: list[tuple[float, Event]] = []
     begun_at = trio.current_time()
-    with trio.move_on_after(10.5 * SETS_REREAD_S):
+    with trio.move_on_after(10.5 * interval_s):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sets_reader.run, reader, first, post)
             while True:
                 event = await inbox.receive()
-                seen.append(((trio.current_time() - begun_at) / SETS_REREAD_S, event))
-    assert seen == [(2, SetsObserved("gone")), (4, SetsObserved(PAIR)), (5, SetsObserved(BOARD))]
+                seen.append(((trio.current_time() - begun_at) / interval_s, event))
+    assert seen == [
+        (2, SetsObserved(source, "gone")),
+        (4, SetsObserved(source, PAIR)),
+        (5, SetsObserved(source, BOARD)),
+    ]
 
 
 async def test_an_error_that_no_port_raises_is_one_of_the_reader(autojump_clock: MockClock) -> None:
@@ -64,7 +72,7 @@ async def test_an_error_that_no_port_raises_is_one_of_the_reader(autojump_clock:
             await trio.lowlevel.checkpoint()
             raise KeyError("x")
 
-    observed = await sets_reader.observed(Broken())
+    observed = await sets_reader.observed(SetSource.OPERATOR, Broken())
     assert isinstance(observed.known, str)
 
 
@@ -77,23 +85,21 @@ async def test_the_daemon_knows_the_sets_before_anything_else(tmp_path: Path) ->
         FailingLedger(0, KeyError("x")),
         None,
         UnixKubelet(str(tmp_path / "k/device-plugins")),
-        sets=SetsFile(path),
+        sets={SetSource.OPERATOR: SetsFile(path)},
     )
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             daemon: Daemon = await nursery.start(run_daemon, SETTINGS, outside)
             while not daemon.state.value.host.scanned:
                 before = daemon.state.value
-                assert before.host.sets is not None or before.host.uevents == "not received yet"
+                assert before.host.sets or before.host.uevents == "not received yet"
                 await daemon.state.receive()
-            known = daemon.state.value.host.sets
-            assert known is not None
-            assert [s.size for s in known.sets] == [1]
+            assert [s.size for s in daemon.state.value.known_sets.sets] == [1]
             nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("missing", ["sets.json", "no/sets.json"])
 async def test_the_daemon_serves_without_a_file_and_says_so(tmp_path: Path, missing: str) -> None:
-    observed = await sets_reader.observed(SetsFile(tmp_path / missing))
+    observed = await sets_reader.observed(SetSource.OPERATOR, SetsFile(tmp_path / missing))
     assert isinstance(observed.known, str)
     assert str(tmp_path / missing) in observed.known

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreferenceRequest
-from gpuactors.core.events.host import SetsObserved
-from gpuactors.core.kinds.sets import KnownSets
+from gpuactors.core.events.host import HostScanned, SetsObserved
+from gpuactors.core.kinds.sets import DeviceSet, KnownSets, Partition, PartitionGpu, SetSource
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim, Prepared
 from gpuactors.core.values.claim_states import ClaimState
@@ -19,12 +19,17 @@ from tests.core.gpus.claim_core import ClaimCore, allocated, name
 from tests.core.kinds.boards import board, key, partition
 
 REQUIRED = replace(SETTINGS, sets_required=True)
-BOARD = SetsObserved(KnownSets(board(4), {key(1): 3}))
+
+
+def named(*sets: DeviceSet) -> SetsObserved:
+    return SetsObserved(SetSource.OPERATOR, KnownSets(sets))
+
+
+BOARD = SetsObserved(SetSource.OPERATOR, KnownSets(board(4), {key(1): 3}))
 """The pairs are 1, 2 and 3, 4."""
 SWITCHES = ResourceName("nvidia.com/GH100_H100_NVSWITCH")
-UNREAD = SetsObserved(
-    "cannot read /sets.json (--sets-file): Permission denied; correct the file or the option"
-)
+WHY = "cannot read /sets.json (--sets-file): Permission denied; correct the file or the option"
+UNREAD = SetsObserved(SetSource.OPERATOR, WHY)
 
 
 def switch(number: int) -> PciFunction:
@@ -74,7 +79,7 @@ def test_a_set_is_preferred_from_when_it_is_read(settings: Settings) -> None:
     assert preferred(core, (2, 3, 4), 2) == [2, 3]
     core.feed(BOARD)
     assert preferred(core, (2, 3, 4), 2) == [3, 4]
-    core.feed(SetsObserved(KnownSets((partition(1, 2, 4),))))
+    core.feed(named(partition(1, 2, 4)))
     assert preferred(core, (2, 3, 4), 2) == [2, 4], "a changed file counts without a restart"
 
 
@@ -86,7 +91,7 @@ def test_the_nvswitches_are_offered_by_default_and_preferred_all_or_none() -> No
 
 
 def test_a_set_of_gpus_and_switches_is_a_set_for_each_resource() -> None:
-    sets = SetsObserved(KnownSets((partition(1, 2, 4, 9, 10),)))
+    sets = named(partition(1, 2, 4, 9, 10))
     core = node(*gpus(1, 2, 3, 4), switch(9), switch(10), sets=sets)
     assert preferred(core, (1, 2, 3, 4), 2) == [2, 4]
     assert isinstance(answer(core, (2, 4)), Granted)
@@ -124,7 +129,7 @@ def test_some_of_the_switches_are_no_set() -> None:
 
 
 def test_a_gpu_of_a_set_that_has_lost_another_is_no_set() -> None:
-    sets = SetsObserved(KnownSets((partition(1, 1, 2),)))
+    sets = named(partition(1, 1, 2))
     refused = only(Refused, node(*gpus(1), sets=sets).answers(allocate((1,))))
     assert refused.causes == (Cause.NOT_A_SET,)
 
@@ -183,7 +188,7 @@ def test_a_claim_waits_until_the_sets_are_known() -> None:
 def test_a_prepared_claim_keeps_its_devices_when_the_sets_change() -> None:
     core = claim_core()
     assert isinstance(core.answer(core.prepare(claim(3, 4))), Prepared)
-    core.feed(SetsObserved(KnownSets((partition(1, 2, 3),))))
+    core.feed(named(partition(1, 2, 3)))
     core.pass_time(5.0)
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
 
@@ -196,7 +201,7 @@ def test_a_slice_says_which_partition_of_each_size_a_gpu_is_in() -> None:
     assert {offered[key(n)].attributes["partition4"] for n in (1, 2, 3, 4)} == {Attribute("int", 1)}
     assert offered[key(1)].attributes["gpuModuleID"] == Attribute("int", 3)
     assert "gpuModuleID" not in offered[key(2)].attributes, "0 is never published"
-    core.feed(SetsObserved(KnownSets()))
+    core.feed(named())
     assert "partition2" not in core.state.offered.devices[key(3)].attributes
 
 
@@ -204,15 +209,72 @@ def test_a_slice_says_which_partition_of_each_size_a_gpu_is_in() -> None:
 
 
 def test_each_change_of_the_sets_is_logged_once() -> None:
-    core = Core(*gpus(1))
-    wrong = SetsObserved(KnownSets(problems=("/sets.json, sets of 2: it is no list",)))
-    for event in (BOARD, BOARD, UNREAD, UNREAD, BOARD, wrong, wrong):
+    core = Core()
+    problem = "/sets.json, sets of 2: it is no list"
+    wrong = SetsObserved(SetSource.OPERATOR, KnownSets(problems=(problem,)))
+    for event in (BOARD, BOARD, UNREAD, UNREAD, BOARD, wrong, wrong, HostScanned(1, gpus(1)), wrong):
         core.feed(event)
     lines = [(e.name, *e.fields.values()) for e in core.effects if isinstance(e, Log) and "sets" in e.name]
+    file = "the operator's file"
     assert lines == [
-        ("sets.read", 7),
-        ("sets.unread", UNREAD.known),
-        ("sets.read", 7),
-        ("sets.read", 0),
-        ("sets.refused", "/sets.json, sets of 2: it is no list"),
-    ]
+        ("sets.read", file),
+        ("sets.unread", file, WHY),
+        ("sets.read", file),
+        ("sets.read", file),
+        ("sets.refused", problem),
+    ], "what is left out once it is known which GPUs there are"
+
+
+# --- the fabric manager -----------------------------------------------------------------------------------
+
+
+def listed(*partitions: Partition) -> SetsObserved:
+    return SetsObserved(SetSource.FABRIC_MANAGER, KnownSets(partitions=partitions))
+
+
+def of_addresses(number: int, *numbers: int, active: bool = False) -> Partition:
+    return Partition(
+        number, active, tuple(PartitionGpu(8 + n, "", f"00000000:{n:02X}:00.0") for n in numbers)
+    )
+
+
+def test_a_partition_of_the_fabric_manager_is_a_set() -> None:
+    core = node(*gpus(1, 2, 3, 4), sets=listed(of_addresses(4, 1, 3), of_addresses(7, 2, 4, active=True)))
+    assert preferred(core, (1, 2, 3, 4), 2) == [2, 4], "the active one"
+    assert only(Refused, core.answers(allocate((1, 2)))).causes == (Cause.NOT_A_SET,)
+    assert isinstance(answer(core, (1, 3)), Granted)
+
+
+def test_a_gpu_is_found_by_its_module_id_where_the_list_has_no_more() -> None:
+    core = node(*gpus(1, 2, 3), sets=SetsObserved(SetSource.OPERATOR, KnownSets((), {key(3): 1, key(2): 2})))
+    core.feed(listed(Partition(0, False, (PartitionGpu(1), PartitionGpu(2, "", "00000000:00:00.0")))))
+    assert preferred(core, (1, 2, 3), 2) == [2, 3]
+
+
+def test_a_gpu_is_found_when_the_host_knows_its_uuid() -> None:
+    core = node(*gpus(1, 2, 3))
+    core.feed(
+        listed(Partition(0, False, (PartitionGpu(9, "GPU-2"), PartitionGpu(10, "", "00000000:03:00.0"))))
+    )
+    (line,) = core.logged("sets.refused")
+    assert "--partition-command, partition 0: UUID GPU-2 is of no GPU" in str(line.fields["reason"])
+    core.feed(named())
+    known = replace(gpus(2)[0], driver="nvidia", vfio_bound=False, gpu_uuid="GPU-2")
+    core.inspect(key(2), known)
+    assert [s.devices for s in core.state.sets] == [(key(2), key(3))]
+
+
+def test_a_slice_has_the_numbers_of_the_fabric_manager() -> None:
+    core = claim_core()
+    core.feed(named(), listed(of_addresses(4, 1, 3), of_addresses(7, 2, 4)))
+    numbers = [core.state.offered.devices[key(n)].attributes["partition2"].value for n in (1, 2, 3, 4)]
+    assert numbers == [4, 7, 4, 7]
+
+
+def test_a_source_that_was_never_read_refuses_although_another_one_was() -> None:
+    core = node(*gpus(1, 2, 3, 4))
+    core.feed(SetsObserved(SetSource.FABRIC_MANAGER, "/fmpm query ends with status 1"))
+    reason = only(Refused, core.answers(allocate((3, 4)))).reason
+    assert reason.startswith("the sets of devices are not known: /fmpm query ends with status 1; or allow")
+    core.feed(listed())
+    assert isinstance(answer(core, (3, 4)), Granted)

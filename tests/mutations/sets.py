@@ -123,15 +123,15 @@ SETS: Final = (
     Mutation(
         "sets that were never read are none",
         "core/host/sets.py",
-        "    if state.host.sets is not None or not state.host.sets_unread:\n",
-        "    if state.host.sets_unread:\n",
+        "for source in state.host.sets.values() if source.known is None]",
+        "for source in state.host.sets.values() if source.known and source.unread]",
         f"{_WIRED}::test_nothing_is_granted_before_the_sets_are_known",
     ),
     Mutation(
         "a file that cannot be read empties the sets",
         "core/host/sets.py",
-        "host=replace(host, sets_unread=known)",
-        "host=replace(host, sets=None, sets_unread=known)",
+        "now = replace(before, unread=event.known)",
+        "now = SetsOfSource(unread=event.known)",
         f"{_WIRED}::test_the_last_sets_count_while_the_file_cannot_be_read",
     ),
     Mutation(
@@ -147,6 +147,20 @@ SETS: Final = (
         "            return Conflict(unknown)\n",
         "            return None\n",
         f"{_WIRED}::test_a_claim_waits_until_the_sets_are_known",
+    ),
+    Mutation(
+        "a list is believed although its command has failed",
+        "host/partition_command.py",
+        "        if answer.status != 0:\n",
+        "        if answer.status < 0:\n",
+        "tests/host/test_partition_command.py::test_a_command_that_fails_is_named_with_the_remedy",
+    ),
+    Mutation(
+        "the module ids of the file are not those of the list",
+        "core/kinds/set_sources.py",
+        "identities(functions.values(), modules)",
+        "identities(functions.values(), {})",
+        f"{_WIRED}::test_a_gpu_is_found_by_its_module_id_where_the_list_has_no_more",
     ),
     Mutation(
         "the sets are read once",

@@ -19,7 +19,7 @@ from gpuactors import limits
 from gpuactors.core import events
 from gpuactors.core.events import claims as claim_events
 from gpuactors.core.events import domains as domain_events
-from gpuactors.core.kinds.sets import DeviceSet, KnownSets, SetSource
+from gpuactors.core.kinds.sets import DeviceSet, KnownSets, Partition, PartitionGpu, SetSource
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, StoredEntry
 from gpuactors.core.values import effects
@@ -127,13 +127,15 @@ EVENTS: tuple[events.Event, ...] = (
     ),
     events.host.InspectionFailed(4, GPU, "hangs"),
     events.host.SetsObserved(
+        SetSource.OPERATOR,
         KnownSets(
             (DeviceSet((device_key(GPU),), SetSource.OPERATOR, "1", is_active=True),),
             {device_key(GPU): 1},
             ("sets.json: it is empty",),
-        )
+            (Partition(1, True, (PartitionGpu(1, None, "00000000:23:00.0"),)),),
+        ),
     ),
-    events.host.SetsObserved("sets.json cannot be read"),
+    events.host.SetsObserved(SetSource.FABRIC_MANAGER, "fmpm cannot be run"),
     events.host.GroupsObserved(5, (USE, replace(USE, group=36, holders=None, open_refused=True))),
     events.host.SomeGroupsObserved(6, (USE,)),
     events.kubelet.LedgerRead(

@@ -503,9 +503,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     sets: Annotated[
         Sets,
         Described(
-            "What happens to a request whose devices are no set: not exactly one partition of the operator's file of "
-            "sets, or only some of the node's NVSwitches. `prefer`: it gets them, but sets are preferred. `require`: "
-            "Allocate and a claim's prepare refuse it."
+            "What happens to a request whose devices are no set: not exactly one partition, by the operator's file "
+            "of sets or the fabric manager, or only some of the node's NVSwitches. `prefer`: it gets them, but sets "
+            "are preferred. `require`: Allocate and a claim's prepare refuse it."
         ),
     ] = "prefer"
     sets_file: Annotated[
@@ -515,6 +515,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "NVLink fabric. It is read again while the daemon runs.",
             metavar="FILE",
             must_be="the path of a JSON file, not empty and without NUL",
+            default="none",
+        ),
+    ] = None
+    partition_command: Annotated[
+        Path | None,
+        Described(
+            "Program that prints the partitions of the node's fabric manager as NVIDIA's `fmpm -l` does. It is run as "
+            "`FILE query`, without a shell.",
+            metavar="FILE",
+            must_be="the path of a program, not empty and without NUL",
             default="none",
         ),
     ] = None

@@ -231,7 +231,8 @@ def _is_as_known(before: NodeState, state: NodeState) -> bool:
 def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
     """Apply the event to the part of the state that it is about."""
     if isinstance(event, events.host.HostEvent):
-        return _host(state, event, at)
+        after, effects = _host(state, event, at)
+        return after, [*effects, *sets.refused(state, after)]
     if isinstance(event, events.host.UsageEvent):
         return usage.observed(state, event, at), []
     if isinstance(event, events.kubelet.LedgerEvent):
@@ -339,8 +340,8 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
             return inspections.scan_failed(state, event, at), [
                 Log(Level.ERROR, "scan.failed", {"reason": reason})
             ]
-        case events.host.SetsObserved(known):
-            return sets.observed(state, known)
+        case events.host.SetsObserved():
+            return sets.observed(state, event)
         case events.host.FunctionInspected():
             return inspections.inspected(state, (event,), at), _unreadable(
                 state, (*event.functions, *event.mediated)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import trio
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuactors import VERSION, limits
@@ -49,6 +49,7 @@ from gpuactors.core.deviceplugin.device_lists import is_ready
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import ShutdownRequested
 from gpuactors.core.events.host import UeventsUnavailable
+from gpuactors.core.kinds.sets import SetSource
 from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
 from gpuactors.core.reports.snapshot import asks_more, project
 from gpuactors.core.state import NodeState
@@ -153,8 +154,8 @@ class Outside(Struct, frozen=True):
     """None: a new daemon does not know the names that the last one served."""
     vgpu_types: VgpuTypesFile | None = None
     """None: a new daemon does not know the names of vGPU types that the last one has read."""
-    sets: SetsReader | None = None
-    """None: no operator names sets of devices."""
+    sets: Mapping[SetSource, SetsReader] = field(default_factory=dict)
+    """The sources of sets of devices."""
     dra: DraOutside | None = None
     """None: GPUs are not offered as claims."""
     domains: DomainsOutside | None = None
@@ -233,7 +234,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         journal=journal,
         served=_served_of(config, state_dir),
         vgpu_types=_vgpu_types_of(config, state_dir),
-        sets=_sets_of(config.sets_file) if config.sets_file is not None else None,
+        sets=_sets_of(config),
         dra=of_gpus,
         domains=of_domains,
         http=_http_of(config, (kubelet, *dict.fromkeys(reached)), journal)
@@ -279,10 +280,17 @@ def _events_of(config: Config) -> EventsOutside:
     return kube_events.outside_of(config, node_of(config))
 
 
-def _sets_of(path: Path) -> SetsReader:
-    from gpuactors.host.sets_file import SetsFile  # as in `_dra_of`
+def _sets_of(config: Config) -> Mapping[SetSource, SetsReader]:
+    sources: dict[SetSource, SetsReader] = {}
+    if config.sets_file is not None:
+        from gpuactors.host.sets_file import SetsFile  # as in `_dra_of`
 
-    return SetsFile(path)
+        sources[SetSource.OPERATOR] = SetsFile(config.sets_file)
+    if config.partition_command is not None:
+        from gpuactors.host.partition_command import PartitionCommand  # as in `_dra_of`
+
+        sources[SetSource.FABRIC_MANAGER] = PartitionCommand(config.partition_command)
+    return sources
 
 
 def _features_of(path: Path) -> FeatureFile:
@@ -487,12 +495,12 @@ async def run_daemon(
         record = _recorder(journal, http)
         nursery.start_soon(registry.run, state, inbox, cells, replies, log_line or write_log, record)
         nursery.start_soon(plugins)
-        if (sets := outside.sets) is not None:
+        for source, reader in outside.sets.items():
             from gpuactors.actors import sets_reader  # as in `_dra_of`
 
-            first = await sets_reader.observed(sets)
+            first = await sets_reader.observed(source, reader)
             await post.send(first)  # before every other event: no call is answered without the sets
-            actor("sets_reader", lambda: sets_reader.run(sets, first, post))
+            actor("sets_reader", partial(sets_reader.run, reader, first, post))
         scans = trio.Event()
 
         async def inspect_host() -> None:

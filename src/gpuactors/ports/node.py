@@ -351,10 +351,10 @@ class SpecDirectory(Protocol):
 
 
 class SetsReader(Protocol):
-    """The sources of sets of devices."""
+    """A source of sets of devices."""
 
     async def read(self) -> KnownSets:
-        """Return what they name now. Raises `HostError`."""
+        """Return what it names now. Raises `HostError`."""
 
 
 class FeatureFile(Protocol):

@@ -60,11 +60,10 @@ def event_words(event: events.Event) -> str:
             return "; ".join(map(event_words, inspected))
         case events.host.InspectionFailed(inspection, address, reason):
             return f"inspection {inspection} at {address} failed: {reason}"
-        case events.host.SetsObserved(KnownSets() as known):
-            refused = f", {count(len(known.problems), 'problem')}" if known.problems else ""
-            return f"sets of devices read: {count(len(known.sets), 'set')}{refused}"
-        case events.host.SetsObserved(reason):
-            return f"sets of devices cannot be read: {reason}"
+        case events.host.SetsObserved(source, KnownSets()):
+            return f"sets of devices were read from {source}"
+        case events.host.SetsObserved(source, reason):
+            return f"sets of devices cannot be read from {source}: {reason}"
         case events.host.GroupsObserved(poll, uses) | events.host.SomeGroupsObserved(poll, uses):
             return f"poll {poll}: {_used(uses)}"
         case events.kubelet.LedgerRead(read):

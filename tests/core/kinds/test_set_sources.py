@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -17,11 +18,12 @@ from gpuactors.core.kinds.set_sources import (
     egm_sets,
     fabric_sets,
     identities,
-    joined,
+    known_sets,
     module_ids,
     operator_sets,
+    partitions,
 )
-from gpuactors.core.kinds.sets import DeviceSet, SetSource
+from gpuactors.core.kinds.sets import DeviceSet, KnownSets, SetsOfSource, SetSource
 from gpuactors.core.values.model import DeviceKey, PciAddress
 from tests.core.builders import gpu
 from tests.core.kinds.boards import egm, key, partition
@@ -163,6 +165,13 @@ def uuid(number: int) -> str:
     return f"GPU-{number:08x}-0000-4000-8000-000000000000"
 
 
+def fabric(content: object, gpus: Sequence[GpuIdentity]) -> SetsRead:
+    """What is read from the list."""
+    listed, wrong = partitions(FMPM, content)
+    read = fabric_sets(FMPM, listed, gpus)
+    return SetsRead(read.sets, (*wrong, *read.problems))
+
+
 KNOWN = tuple(GpuIdentity(key(n), uuid(n), n) for n in (1, 2, 3, 4))
 
 
@@ -178,19 +187,19 @@ def by_all(number: int) -> Listed:
 def test_a_partition_is_found_by_what_the_list_has(listed: type[Listed]) -> None:
     content = listing((1, 0, (listed(2), listed(1))), (0, 1, (listed(3), listed(4))))
     wanted = (partition(1, 1, 2), partition(0, 3, 4, active=True))
-    assert fabric_sets(FMPM, content, KNOWN) == SetsRead(wanted)
-    assert fabric_sets(FMPM, content["partitionInfo"], KNOWN).sets == wanted
+    assert fabric(content, KNOWN) == SetsRead(wanted)
+    assert fabric(content["partitionInfo"], KNOWN).sets == wanted
 
 
 def test_physical_ids_of_an_a100_are_no_module_ids() -> None:
     content = listing((1, 0, tuple(Listed(n, uuid(5 - n)) for n in (1, 2))))
-    assert fabric_sets(FMPM, content, KNOWN) == SetsRead((partition(1, 3, 4),))
+    assert fabric(content, KNOWN) == SetsRead((partition(1, 3, 4),))
 
 
 def test_a_null_or_missing_name_is_an_empty_one() -> None:
     info = [{"physicalId": 1, "uuid": None, "pciBusId": None}, {"physicalId": 2}]
     content = [{"partitionId": 1, "isActive": True, "gpuInfo": info}]
-    assert fabric_sets(FMPM, content, KNOWN) == SetsRead((partition(1, 1, 2, active=True),))
+    assert fabric(content, KNOWN) == SetsRead((partition(1, 1, 2, active=True),))
 
 
 @pytest.mark.parametrize(
@@ -210,32 +219,32 @@ def test_a_null_or_missing_name_is_an_empty_one() -> None:
 )
 def test_a_contradiction_refuses_its_partition_alone(wrong: Listed, words: str) -> None:
     content = listing((1, 0, (wrong, by_all(2))), (2, 0, (by_all(3), by_all(4))))
-    read = fabric_sets(FMPM, content, KNOWN)
-    assert one_problem(read, f"{FMPM}, partitionInfo[0] (partition 1): ", words) == (partition(2, 3, 4),)
+    read = fabric(content, KNOWN)
+    assert one_problem(read, f"{FMPM}, partition 1: ", words) == (partition(2, 3, 4),)
     assert "; " in read.problems[0].removesuffix("; the partition is not used"), "and the remedy"
 
 
 def test_a_uuid_or_module_id_of_two_gpus_is_a_contradiction() -> None:
     twins = (GpuIdentity(key(1), uuid(1), 1), GpuIdentity(key(2), uuid(1), 1))
-    of_uuid = fabric_sets(FMPM, listing((1, 0, (Listed(1, uuid(1)),))), twins)
+    of_uuid = fabric(listing((1, 0, (Listed(1, uuid(1)),))), twins)
     assert one_problem(of_uuid, "is that of 0000:01:00.0 and 0000:02:00.0 here") == ()
-    of_module = fabric_sets(FMPM, listing((1, 0, (Listed(1),))), twins)
+    of_module = fabric(listing((1, 0, (Listed(1),))), twins)
     assert one_problem(of_module, "is the module id of 0000:01:00.0 and 0000:02:00.0") == ()
 
 
 def test_a_physical_id_is_one_gpu_in_all_partitions() -> None:
     content = listing((1, 0, (Listed(1, uuid(1)),)), (2, 0, (Listed(1, uuid(2)),)), (3, 0, (by_all(3),)))
-    read = fabric_sets(FMPM, content, KNOWN)
+    read = fabric(content, KNOWN)
     assert read.sets == (partition(3, 3),)
     assert [p.partition(": ")[0] for p in read.problems] == [f"{FMPM}, partition 1", f"{FMPM}, partition 2"]
     assert all("1 is 0000:01:00.0, 1 is 0000:02:00.0" in p for p in read.problems)
     swapped = listing((1, 0, (Listed(1, uuid(1)),)), (2, 0, (Listed(2, uuid(1)),)))
-    assert len(fabric_sets(FMPM, swapped, KNOWN).problems) == 2, "and a GPU has one physical id"
+    assert len(fabric(swapped, KNOWN).problems) == 2, "and a GPU has one physical id"
 
 
 def test_a_number_that_is_listed_twice_is_of_no_partition() -> None:
     content = listing((1, 0, (by_all(1),)), (1, 1, (by_all(1),)), (2, 0, (by_all(2),)))
-    assert one_problem(fabric_sets(FMPM, content, KNOWN), "partition 1: it is listed more than once") == (
+    assert one_problem(fabric(content, KNOWN), "partition 1: it is listed more than once") == (
         partition(2, 2),
     )
 
@@ -253,15 +262,15 @@ def test_a_number_that_is_listed_twice_is_of_no_partition() -> None:
 )
 def test_an_entry_of_another_form_is_named(entry: object, words: str) -> None:
     content = {"partitionInfo": [entry, *entries((2, 0, (by_all(2),)))]}
-    read = fabric_sets(FMPM, content, KNOWN)
-    assert one_problem(read, f"{FMPM}, partitionInfo[0]", words) == (partition(2, 2),)
+    read = fabric(content, KNOWN)
+    assert one_problem(read, f"{FMPM}, partition", words) == (partition(2, 2),)
 
 
 def test_a_list_of_another_form_is_named() -> None:
-    assert one_problem(fabric_sets(FMPM, "Failed to connect", KNOWN), FMPM, "no list partitionInfo") == ()
-    assert one_problem(fabric_sets(FMPM, {"partitionInfo": 7}, KNOWN), FMPM, "no list partitionInfo") == ()
+    assert one_problem(fabric("Failed to connect", KNOWN), FMPM, "no list partitionInfo") == ()
+    assert one_problem(fabric({"partitionInfo": 7}, KNOWN), FMPM, "no list partitionInfo") == ()
     many = listing(*((n, 0, (by_all(1),)) for n in range(SETS_MAX + 1)))
-    assert len(one_problem(fabric_sets(FMPM, many, KNOWN), f"more than {SETS_MAX}")) == SETS_MAX
+    assert len(one_problem(fabric(many, KNOWN), f"more than {SETS_MAX}")) == SETS_MAX
 
 
 def test_gpus_are_known_by_what_the_host_says_switches_and_virtual_functions_are_none() -> None:
@@ -290,10 +299,17 @@ def test_a_wrong_list_of_an_egm_costs_that_egm() -> None:
 
 
 def test_all_sources_together() -> None:
-    wrong = operator_sets(FILE, 7)
-    assert joined((wrong, egm_sets({"egm4": ("0000:01:00.0",)}))) == SetsRead(
-        (egm("egm4", 1),), wrong.problems
-    )
+    read = {
+        SetSource.OPERATOR: SetsOfSource(KnownSets((mine("1", 1),), {key(1): 7}, ("wrong",))),
+        SetSource.FABRIC_MANAGER: SetsOfSource(
+            KnownSets(partitions=partitions("", entries((4, 1, (Listed(7),))))[0])
+        ),
+    }
+    functions = {f.address: f for f in (gpu("01:00.0"), gpu("02:00.0"))}
+    both = (mine("1", 1), partition(4, 1, active=True))
+    known = known_sets(read, functions)
+    assert (sorted(known.sets, key=lambda s: s.name), known.problems) == ([*both], ("wrong",))
+    assert known_sets({SetSource.OPERATOR: SetsOfSource(unread="away")}, functions) == KnownSets()
 
 
 # --- any input --------------------------------------------------------------------------------------------
@@ -304,9 +320,9 @@ def test_any_content_is_read_or_named(content: object) -> None:
     gpus = (GpuIdentity(key(1), uuid(1), 1),)
     for read in (
         operator_sets(FILE, content),
-        fabric_sets(FMPM, content, gpus),
-        fabric_sets(FMPM, {"partitionInfo": [content]}, gpus),
-        fabric_sets(FMPM, [{"partitionId": 1, "gpuInfo": [content]}], gpus),
+        fabric(content, gpus),
+        fabric({"partitionInfo": [content]}, gpus),
+        fabric([{"partitionId": 1, "gpuInfo": [content]}], gpus),
         operator_sets(FILE, {1: [content]}),
     ):
         assert all(FILE in p or FMPM in p for p in read.problems)
@@ -333,7 +349,7 @@ def test_no_partition_has_a_gpu_that_the_list_contradicts(
     ]
     parts = data.draw(st.lists(st.lists(st.sampled_from(listed), max_size=3), max_size=4)) if listed else []
     content = listing(*((n, 0, tuple(gpus)) for n, gpus in enumerate(parts)))
-    read = fabric_sets(FMPM, content, KNOWN)
+    read = fabric(content, KNOWN)
     assert len(read.sets) + len(read.problems) == len(parts), "each is used, or named once"
     for found in read.sets:
         meant = parts[int(found.name)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from gpuactors.core.kinds.sets import KnownSets
+from gpuactors.core.kinds.sets import KnownSets, SetSource
 from gpuactors.core.values.mediated import MediatedDevice
 from gpuactors.core.values.model import DeviceKey, GroupUse, InspectedKey, PciAddress, PciFunction
 
@@ -101,9 +101,9 @@ class SomeGroupsObserved(Struct, frozen=True, gc=False):
 
 
 class SetsObserved(Struct, frozen=True, gc=False):
-    """The sources of sets of devices were read: they name these, or could not be read, for the reason in the
-    sentence."""
+    """A source of sets of devices was read: it names these, or could not be read, for the reason in the sentence."""
 
+    source: SetSource
     known: KnownSets | str
 
 

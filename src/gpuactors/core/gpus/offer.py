@@ -99,7 +99,7 @@ def offered(state: NodeState) -> NodeState:
             if key in before.devices and key not in index.names
         },
         switches_in_the_way(state),
-        state.host.sets,
+        state.known_sets,
     )
     return state if now == before else replace(state, offered=now)
 
@@ -116,7 +116,7 @@ def _offered(
     placed: frozenset[DeviceKey],
     last_offers: Mapping[DeviceKey, OfferedDevice],
     switches: tuple[PciFunction, ...],
-    sets: KnownSets | None,
+    sets: KnownSets,
 ) -> Offered:
     """Offer each device that is selected, or that a claim has."""
     inputs = {
@@ -131,7 +131,9 @@ def _offered(
             bind_blocker=fitness[key].bind_blocker if key in fitness else None,
             is_placed=key in placed,
             last=last_offers.get(key),
-            of_sets=set_attributes(key, sets.sets, sets.modules) if sets is not None else _NO_ATTRIBUTES,
+            of_sets=set_attributes(key, sets.sets, sets.modules)
+            if sets.sets or sets.modules
+            else _NO_ATTRIBUTES,
             switches=switches,
         )
         for key in sorted(selected.keys() | reserved.keys())

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gpuactors.core.kinds.sets import KnownSets
+from gpuactors.core.events.host import SetsObserved
+from gpuactors.core.kinds.sets import SetsOfSource
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Effect, Level, Log
@@ -15,28 +16,36 @@ from gpuactors.core.values.quote import first_of
 from gpuactors.core.values.status import Reason
 
 
-def observed(state: NodeState, known: KnownSets | str) -> tuple[NodeState, list[Effect]]:
-    """Take the sets that were read; or, if they could not be read, as `known` says, keep the last ones."""
-    host = state.host
-    if isinstance(known, str):
-        if known == host.sets_unread:
-            return state, []
-        unread = Log(Level.WARNING, "sets.unread", {"reason": known})
-        return replace(state, host=replace(host, sets_unread=known)), [unread]
-    if known == host.sets and not host.sets_unread:
+def observed(state: NodeState, event: SetsObserved) -> tuple[NodeState, list[Effect]]:
+    """Take what a source names now; if it could not be read, keep what it named last."""
+    before = state.host.sets.get(event.source, SetsOfSource())
+    if isinstance(event.known, str):
+        now = replace(before, unread=event.known)
+        line = Log(Level.WARNING, "sets.unread", {"source": str(event.source), "reason": event.known})
+    else:
+        now = SetsOfSource(event.known)
+        line = Log(Level.INFO, "sets.read", {"source": str(event.source)})
+    if now == before:
         return state, []
-    read: list[Effect] = [Log(Level.INFO, "sets.read", {"sets": len(known.sets)})]
-    if known.problems and known.problems != (host.sets.problems if host.sets is not None else ()):
-        read.append(Log(Level.WARNING, "sets.refused", {"reason": "; ".join(first_of(known.problems))}))
-    return replace(state, host=replace(host, sets=known, sets_unread="")), read
+    return replace(state, host=replace(state.host, sets={**state.host.sets, event.source: now})), [line]
+
+
+def refused(before: NodeState, state: NodeState) -> list[Effect]:
+    """Return the log line about the sets that are left out, if these have changed: before the first scan it is unknown
+    which GPUs there are."""
+    if not state.host.sets or not state.host.scanned:
+        return []
+    problems = state.known_sets.problems
+    if not problems or (before.host.scanned and before.known_sets.problems == problems):
+        return []
+    return [Log(Level.WARNING, "sets.refused", {"reason": "; ".join(first_of(problems))})]
 
 
 def sets_unknown(state: NodeState) -> Reason | None:
-    """Return why nobody can tell whether devices are a set: the sources of sets were never read. None if they were, or
-    there are none."""
-    if state.host.sets is not None or not state.host.sets_unread:
+    """Return why nobody can tell whether devices are a set: a source of sets was never read. None if all were, or there
+    are none."""
+    unread = [source.unread for source in state.host.sets.values() if source.known is None]
+    if not unread:
         return None
-    unread = (
-        f"the sets of devices are not known: {state.host.sets_unread}; or allow any devices by --sets prefer"
-    )
-    return Reason(Cause.NOT_A_SET, unread)
+    message = f"the sets of devices are not known: {'; '.join(unread)}; or allow any devices by --sets prefer"
+    return Reason(Cause.NOT_A_SET, message)

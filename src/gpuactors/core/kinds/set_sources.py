@@ -12,8 +12,17 @@ from typing import Final
 
 from msgspec import Struct, ValidationError, convert
 
-from gpuactors.core.kinds.sets import DeviceSet, SetSource
-from gpuactors.core.values.model import DeviceKey, PciFunction, device_key, pci_address
+from gpuactors.core.kinds.sets import (
+    LISTED_BY,
+    DeviceSet,
+    KnownSets,
+    Partition,
+    PartitionGpu,
+    SetsOfSource,
+    SetSource,
+)
+from gpuactors.core.values.memo import memoized
+from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction, device_key, pci_address
 from gpuactors.core.values.quote import quoted, quoted_id
 from gpuactors.core.values.selector import full_address
 
@@ -46,13 +55,21 @@ class GpuIdentity(Struct, frozen=True, gc=False):
     """The number of its place on the board; 0 if unknown."""
 
 
-def joined(reads: Iterable[SetsRead]) -> SetsRead:
-    """Return what all sources say."""
-    reads = tuple(reads)
-    return SetsRead(
-        tuple(found for read in reads for found in read.sets),
-        tuple(p for read in reads for p in read.problems),
-    )
+@memoized
+def known_sets(
+    sources: Mapping[SetSource, SetsOfSource], functions: Mapping[PciAddress, PciFunction]
+) -> KnownSets:
+    """Return what all sources together say of the GPUs among these functions."""
+    read = [source.known for _, source in sorted(sources.items()) if source.known is not None]
+    modules = {key: number for known in read for key, number in known.modules.items()}
+    sets = [found for known in read for found in known.sets]
+    problems = [problem for known in read for problem in known.problems]
+    if listed := [partition for known in read for partition in known.partitions]:
+        gpus = identities(functions.values(), modules)
+        fabric = fabric_sets(LISTED_BY, listed, gpus)
+        sets += fabric.sets
+        problems += fabric.problems
+    return KnownSets(tuple(sets), modules, tuple(problems))
 
 
 # --- the operator's file ----------------------------------------------------------------------------------
@@ -140,23 +157,6 @@ def _addresses(entry: object) -> tuple[tuple[DeviceKey, ...], str]:
 # --- the fabric manager -----------------------------------------------------------------------------------
 
 
-class _GpuInfo(Struct, frozen=True, gc=False, rename="camel"):
-    """A GPU of a partition, as `fmpm -l` prints it (fmFabricPartitionGpuInfo_t of NVIDIA's nv_fm_types.h)."""
-
-    physical_id: int = 0
-    uuid: str | None = ""
-    pci_bus_id: str | None = ""
-
-
-class _Partition(Struct, frozen=True, gc=False, rename="camel"):
-    """A partition, as `fmpm -l` prints it (fmFabricPartitionInfo_t)."""
-
-    partition_id: int
-    is_active: bool = False
-    """Printed as 0 or 1."""
-    gpu_info: tuple[_GpuInfo, ...] = ()
-
-
 def identities(functions: Iterable[PciFunction], modules: Mapping[DeviceKey, int]) -> tuple[GpuIdentity, ...]:
     """Return what is known of each whole function of the host, NVSwitches excepted."""
     whole = [f for f in functions if not f.is_virtual and not f.is_nvswitch]
@@ -166,31 +166,39 @@ def identities(functions: Iterable[PciFunction], modules: Mapping[DeviceKey, int
     )
 
 
-def fabric_sets(file: str, content: object, gpus: Sequence[GpuIdentity]) -> SetsRead:
-    """Return the partitions of the list that the fabric manager's tool prints, as sets of the GPUs of this node.
+def partitions(file: str, content: object) -> tuple[tuple[Partition, ...], tuple[str, ...]]:
+    """Return the partitions of the list that the fabric manager's tool prints, and the problems."""
+    entries = content.get("partitionInfo") if isinstance(content, Mapping) else content
+    if not isinstance(entries, list | tuple):
+        return (), (f"{file}: it has no list partitionInfo; have the command print what fmpm -l prints",)
+    problems: list[str] = []
+    listed: list[Partition] = []
+    for index, entry in enumerate(entries[:SETS_MAX]):
+        try:
+            listed.append(convert(entry, Partition, strict=False))
+        except ValidationError as error:
+            number = entry.get("partitionId", "?") if isinstance(entry, Mapping) else "?"
+            place = f"{file}, partitionInfo[{index}] (partition {quoted_id(str(number))})"
+            problems.append(f"{place}: {quoted(str(error))}; the partition is not used")
+    if len(entries) > SETS_MAX:
+        problems.append(f"{file}: it has more than {SETS_MAX} partitions; the rest is not read")
+    return tuple(listed), tuple(problems)
+
+
+def fabric_sets(file: str, listed: Iterable[Partition], gpus: Sequence[GpuIdentity]) -> SetsRead:
+    """Return the partitions of the fabric manager as sets of the GPUs of this node.
 
     A GPU is found by its UUID, else by its PCI address; only where the list has neither (H100 and newer) is the
     physical id the module id. On an A100 the physical ids are 9 to 16, and are no module ids.
     """
-    entries = content.get("partitionInfo") if isinstance(content, Mapping) else content
-    if not isinstance(entries, list | tuple):
-        return SetsRead(
-            problems=(f"{file}: it has no list partitionInfo; have the command print what fmpm -l prints",)
-        )
     problems: list[str] = []
-    found: list[tuple[_Partition, tuple[DeviceKey, ...]]] = []
-    for index, entry in enumerate(entries[:SETS_MAX]):
+    found: list[tuple[Partition, tuple[DeviceKey, ...]]] = []
+    for partition in listed:
         try:
-            partition = convert(entry, _Partition, strict=False)
-            keys = _gpus_of(partition, gpus)
-        except (ValidationError, _UnknownGpuError) as error:
-            number = entry.get("partitionId", "?") if isinstance(entry, Mapping) else "?"
-            place = f"{file}, partitionInfo[{index}] (partition {quoted_id(str(number))})"
+            found.append((partition, _gpus_of(partition, gpus)))
+        except _UnknownGpuError as error:
+            place = f"{file}, partition {partition.partition_id}"
             problems.append(f"{place}: {quoted(str(error))}; the partition is not used")
-        else:
-            found.append((partition, keys))
-    if len(entries) > SETS_MAX:
-        problems.append(f"{file}: it has more than {SETS_MAX} partitions; the rest is not read")
     refused = _contradictions(found)
     problems += [
         f"{file}, partition {number}: {why}; it is not used" for number, why in sorted(refused.items())
@@ -210,7 +218,7 @@ class _UnknownGpuError(Exception):
     remedy."""
 
 
-def _gpus_of(partition: _Partition, gpus: Sequence[GpuIdentity]) -> tuple[DeviceKey, ...]:
+def _gpus_of(partition: Partition, gpus: Sequence[GpuIdentity]) -> tuple[DeviceKey, ...]:
     """Return the GPUs of a partition, in its order. Raises `_UnknownGpuError`."""
     if partition.partition_id < 0 or not 0 < len(partition.gpu_info) <= SET_DEVICES_MAX:
         raise _UnknownGpuError(
@@ -225,7 +233,7 @@ def _gpus_of(partition: _Partition, gpus: Sequence[GpuIdentity]) -> tuple[Device
     return tuple(keys)
 
 
-def _gpu_of(info: _GpuInfo, gpus: Sequence[GpuIdentity]) -> DeviceKey:
+def _gpu_of(info: PartitionGpu, gpus: Sequence[GpuIdentity]) -> DeviceKey:
     """Return the GPU of this node that is meant. Raises `_UnknownGpuError`."""
     uuid, bus_id = (info.uuid or "").strip(), (info.pci_bus_id or "").strip()
     address = full_address(bus_id)
@@ -274,7 +282,7 @@ def _at_address(uuid: str, address: str, gpus: Sequence[GpuIdentity]) -> DeviceK
     raise _UnknownGpuError(f"this node has no GPU at {address}; restart the fabric manager")
 
 
-def _contradictions(found: Sequence[tuple[_Partition, tuple[DeviceKey, ...]]]) -> dict[int, str]:
+def _contradictions(found: Sequence[tuple[Partition, tuple[DeviceKey, ...]]]) -> dict[int, str]:
     """Return why partitions contradict each other, by their numbers: one number is listed twice, or a physical id is
     one GPU here and another one there. Physical id 0 is none."""
     pairs = {

@@ -24,6 +24,9 @@ from gpuactors.core.values.status import Reason
 PARTITION_SIZES: Final = (1, 2, 4, 8)
 """The sizes of partitions that a slice has an attribute for, by the names of NVIDIA's DRA driver: `partition2`."""
 
+LISTED_BY: Final = "--partition-command"
+"""The place of a partition in a problem: what lists it."""
+
 _NAMED_MAX: Final = 4
 """The maximum number of sets that a refusal names: each has up to 8 addresses."""
 
@@ -59,14 +62,45 @@ class DeviceSet(Struct, frozen=True, gc=False):
         return self.source in (SetSource.OPERATOR, SetSource.FABRIC_MANAGER)
 
 
+class PartitionGpu(Struct, frozen=True, gc=False, rename="camel"):
+    """A GPU of a partition, as `fmpm -l` prints it (fmFabricPartitionGpuInfo_t of NVIDIA's nv_fm_types.h)."""
+
+    physical_id: int = 0
+    uuid: str | None = ""
+    pci_bus_id: str | None = ""
+
+
+class Partition(Struct, frozen=True, gc=False, rename="camel"):
+    """A partition, as `fmpm -l` prints it (fmFabricPartitionInfo_t)."""
+
+    partition_id: int
+    is_active: bool = False
+    """Printed as 0 or 1."""
+    gpu_info: tuple[PartitionGpu, ...] = ()
+
+
 class KnownSets(Struct, frozen=True, gc=False):
-    """The content of all sources of sets."""
+    """The content of one source of sets, or of all."""
 
     sets: tuple[DeviceSet, ...] = ()
     modules: Mapping[DeviceKey, int] = field(default_factory=dict)
     """The module id of each GPU that has a known one: the number of its place on the board."""
     problems: tuple[str, ...] = ()
     """Why sets were left out, each as a sentence with file, place and remedy."""
+    partitions: tuple[Partition, ...] = ()
+    """The partitions that the fabric manager lists. Which GPUs they mean depends on what the host says of each."""
+
+
+class SetsOfSource(Struct, frozen=True, gc=False):
+    """The last reads of one source."""
+
+    known: KnownSets | None = None
+    """Its content as last read; None if it was never read."""
+    unread: str = ""
+    """Why it could not be read last, as a sentence; empty if it could be."""
+
+
+NO_SETS: Final = KnownSets()
 
 
 def switch_set(switches: Iterable[DeviceKey]) -> tuple[DeviceSet, ...]:

@@ -22,7 +22,8 @@ from gpuactors.core.assessment.assessments import assessments
 from gpuactors.core.assessment.holding import IsOwn, holding_of
 from gpuactors.core.assessment.inputs import holder_inputs
 from gpuactors.core.devices.index import Index, index
-from gpuactors.core.kinds.sets import DeviceSet, KnownSets, switch_set
+from gpuactors.core.kinds.set_sources import known_sets
+from gpuactors.core.kinds.sets import NO_SETS, DeviceSet, KnownSets, SetsOfSource, SetSource, switch_set
 from gpuactors.core.state.claims import Claims
 from gpuactors.core.state.domains import NO_DOMAINS, Domains
 from gpuactors.core.state.gpus import NO_GPUS, Gpus
@@ -79,10 +80,8 @@ class Host(Struct, frozen=True, gc=False):
     vgpu_types: Mapping[PciAddress, CardTypes] = field(default_factory=dict)
     """The names of the vGPU types of each physical card, by the physical function's address; see
     `host/vgpu_names.py`."""
-    sets: KnownSets | None = None
-    """The sets of devices, as last read from their sources; None if they were never read, or have no source."""
-    sets_unread: str = ""
-    """Why they could not be read last, as a sentence; empty if they could be, or have no source."""
+    sets: Mapping[SetSource, SetsOfSource] = field(default_factory=dict)
+    """The sources of sets of devices that are read, with what was read last."""
 
 
 class Kubelet(Struct, frozen=True, gc=False):
@@ -205,12 +204,16 @@ class NodeState(Struct, frozen=True, dict=True):
         )
 
     @cached_property
+    def known_sets(self) -> KnownSets:
+        """The sets of devices by all their sources; see `kinds/set_sources.py`."""
+        return known_sets(self.host.sets, self.host.functions) if self.host.sets else NO_SETS
+
+    @cached_property
     def sets(self) -> tuple[DeviceSet, ...]:
         """The sets of devices: those that their sources name, and the selected NVSwitches."""
         names, functions = self.index.names, self.host.functions
         switches = [key for a, f in functions.items() if f.is_nvswitch and (key := device_key(a)) in names]
-        known = self.host.sets.sets if self.host.sets is not None else ()
-        return (*known, *switch_set(switches))
+        return (*self.known_sets.sets, *switch_set(switches))
 
     @cached_property
     def assessments(self) -> Mapping[DeviceKey, Assessment]:

@@ -151,3 +151,14 @@ def test_who_does_not_serve_tells_nothing(role: Role) -> None:
     assert kube_events(other) == ()
     core.feed(ShutdownRequested())
     assert kube_events(core.state) == ()
+
+
+@pytest.mark.parametrize("has_pod", [False, True])
+def test_a_dead_gpu_is_told_on_the_node_also_while_a_pod_has_it(has_pod: bool) -> None:
+    core = Core(replace(gpu("01:00.0"), has_fatal_errors=True))
+    core.ledger = {GPU: "vm"} if has_pod else {}
+    core.pass_time(limits.LEDGER_QUIET_S)
+    assert report(core.state)[0].health is (Health.HEALTHY if has_pod else Health.UNHEALTHY)
+    (told,) = kube_events(core.state)
+    assert (told.about, told.reason) == (OurNode(), "Dead")
+    assert told.message.startswith(f"{GPU}: it has had a fatal PCIe error")

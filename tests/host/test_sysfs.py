@@ -73,6 +73,7 @@ def test_all_facts_of_a_bound_gpu(tree: HostTree) -> None:
             model="GH100 [H100 SXM5 80GB]",
             fault=None,
             presence=tree.device_dir("0000:23:00.0").stat().st_ino,
+            reset_methods=("flr", "bus"),
         ),
     )
 
@@ -501,6 +502,7 @@ def test_all_facts_of_a_virtual_function(tree: HostTree) -> None:
         fault=None,
         presence=own.stat().st_ino,
         physical=PciAddress(FLEX.address),
+        reset_methods=("flr", "bus"),
     )
     assert group != FLEX.group
 

@@ -88,6 +88,14 @@ def test_all_properties_of_a_uevent_are_parsed(tmp_path: Path) -> None:
         (datagram("add", "/devices/virtual/vfio/51", "vfio"), Hint(None, 51, "add vfio")),
         (datagram("add", "/x/51", "vfio", DEVNAME="/dev/vfio/52"), Hint(None, 52, "add vfio")),
         (datagram("change", f"/devices/pci0000:20/{GPU}", "pci"), Hint(GPU, None, "change pci")),
+        (
+            datagram("change", f"/devices/pci0000:20/{GPU}", "pci", ERROR_EVENT="BEGIN_RECOVERY"),
+            Hint(GPU, None, "change pci BEGIN_RECOVERY"),
+        ),
+        (
+            datagram("change", f"/devices/pci0000:20/{GPU}", "pci", ERROR_EVENT="nonsense"),
+            Hint(GPU, None, "change pci"),
+        ),
         # Not ours, or without an address.
         (datagram("add", "/devices/virtual/net/eth0", "net"), None),
         (datagram("online", f"/devices/pci0000:20/{GPU}", "pci"), None),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import Ticked
@@ -15,12 +16,12 @@ from gpuactors.core.values.cause import CALL, HEALTHY, MEANINGS, Cause
 from gpuactors.core.values.claim import Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Granted, Level, Log, Refusal, Refused
-from gpuactors.core.values.model import DeviceId, LedgerEntry, LedgerFile, Pod
+from gpuactors.core.values.model import DeviceId, Health, LedgerEntry, LedgerFile, Pod
 from gpuactors.observe.counts import COUNTED_EVENTS, METHODS, OUTCOMES, Counts
 from gpuactors.observe.metrics import Metrics
 from gpuactors.observe.metrics_of_state import GAUGES
 from gpuactors.ports.node import Step
-from tests.core.builders import H100, Core, gpu
+from tests.core.builders import H100, A, B, Core, gpu, node
 from tests.core.gpus.claim_core import ClaimCore
 
 WALL = 1_000_000.0
@@ -175,6 +176,29 @@ def test_an_unhealthy_gpu_is_named_with_its_cause_as_long_as_it_is(metrics: Metr
     core.enabled = {}
     core.pass_time(60)
     assert not [n for n in series(metrics, core.state) if n.startswith("gpuactors_device_unhealthy_info")]
+
+
+def test_a_dead_gpu_is_named_also_while_a_pod_has_it(metrics: Metrics) -> None:
+    core = node(ledger={A: "vm-1"})
+    core.inspect(A, replace(gpu(A), is_silent=True))
+    assert core.device_list()[A] == Health.HEALTHY
+    named = [n for n in series(metrics, core.state) if n.startswith("gpuactors_device_dead_info")]
+    assert named == [f'gpuactors_device_dead_info{{gpu="{A}",resource="{H100}"}}']
+    core.inspect(A, gpu(A))
+    assert not [n for n in series(metrics, core.state) if n.startswith("gpuactors_device_dead_info")]
+
+
+@pytest.mark.parametrize(
+    ("methods", "method"), [(("flr", "bus"), "flr"), (("bus",), "bus"), ((), "none"), (None, "unknown")]
+)
+def test_the_method_that_the_kernel_would_try_first_is_named(
+    metrics: Metrics, methods: tuple[str, ...] | None, method: str
+) -> None:
+    core = node(replace(gpu(A), reset_methods=methods), gpu(B, driver="nvidia"))
+    named = [n for n in series(metrics, core.state) if n.startswith("gpuactors_device_reset_info")]
+    assert named == [f'gpuactors_device_reset_info{{gpu="{A}",method="{method}"}}'], (
+        "and B is on no vfio driver"
+    )
 
 
 def test_the_groups_in_use_are_counted_by_resource(metrics: Metrics) -> None:

@@ -1,9 +1,9 @@
 """Reads PCI functions from sysfs, and which device nodes exist: the facts that everything else follows from.
 
 Synchronous; `reader.py` runs it. Reads only what never blocks (vendor, device, class, numa_node, resource, links,
-listings, existence), and through `nvidia.py` what NVIDIA's driver says of a GPU. Must not read `uevent` or
-`driver_override`, which hang on kernel 6.1 while an unbind waits for its holder, and must not open a device node:
-opening an IOMMU group makes it busy.
+listings, existence), through `nvidia.py` what NVIDIA's driver says of a GPU, and through `signs.py` whether it is dead.
+Must not read `uevent` or `driver_override`, which hang on kernel 6.1 while an unbind waits for its holder, and must not
+open a device node: opening an IOMMU group makes it busy.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from gpuactors.host.root import (
 )
 from gpuactors.host.root import cdev_node as cdev_node_of
 from gpuactors.host.root import group_node as group_node_of
+from gpuactors.host.signs import has_fatal_errors, is_silent, reset_methods
 from gpuactors.host.vgpu import read_vgpu
 from gpuactors.ports.errors import HostError
 
@@ -344,6 +345,9 @@ class SysfsReader:
         memory_bytes = directory.memory_bytes()
         iommu_group = self._group(look, group)
         vgpu = directory.vgpu() if physical is not None and driver not in (None, *VFIO_DRIVERS) else None
+        is_function_silent = is_silent(directory.content, vfio_bound=vfio_bound)
+        fatal_errors = has_fatal_errors(directory.content)
+        methods = reset_methods(directory.content, directory.has) if vfio_bound else None
         # Last, so that a function that vanished while it was read is not taken for one without a driver.
         if (presence := presence_of(directory.path)) is None:
             return None
@@ -375,6 +379,9 @@ class SysfsReader:
             direct_region=iommu_group.direct_region,
             vgpu=vgpu,
             unlinked=unlinked,
+            is_silent=is_function_silent,
+            has_fatal_errors=fatal_errors,
+            reset_methods=methods,
         )
 
     def _host_nodes(self, address: PciAddress, directory: Directory, driver: str | None) -> tuple[str, ...]:
@@ -499,7 +506,7 @@ class Directory:
     def _attribute(self, attribute: str, form: re.Pattern[bytes], expected: str) -> str:
         """Return the hex digits of an attribute; empty, with a fault, if it cannot be read or makes no sense."""
         try:
-            content = self._content(attribute)
+            content = self.content(attribute)
         except OSError as error:
             self.at_fault(f"{self.path}/{attribute}", f"cannot be read ({error.strerror})")
             return ""
@@ -572,7 +579,7 @@ class Directory:
     def numa_node(self) -> int | None:
         """Return the NUMA node; None for -1 (no topology), and for anything unreadable: a GPU is usable without it."""
         try:
-            return numa_node_of(self._content("numa_node"))
+            return numa_node_of(self.content("numa_node"))
         except OSError:
             return None
 
@@ -582,7 +589,7 @@ class Directory:
         cannot be read."""
         total = 0
         try:
-            for line in self._content("resource").splitlines()[:_BARS]:
+            for line in self.content("resource").splitlines()[:_BARS]:
                 start, end, flags = (int(number, 16) for number in line.split())
                 if flags & _BAR_TYPE == _BAR_64_BIT and 0 <= start < end < _ADDRESSES:
                     total += end - start + 1
@@ -592,17 +599,17 @@ class Directory:
 
     def vgpu(self) -> VendorVgpu | None:
         """Return what NVIDIA's driver says of its vGPU; None if no such driver has it."""
-        return read_vgpu(self.path, self._content, self.at_fault)
+        return read_vgpu(self.path, self.content, self.at_fault)
 
-    def _content(self, attribute: str) -> bytes:
-        """Read an attribute of the function, as `read_attribute`."""
+    def content(self, attribute: str, bytes_max: int = _ATTRIBUTE_BYTES) -> bytes:
+        """Read an attribute of the function, as `read_attribute`, or the beginning of it."""
         try:
             descriptor = os.open(attribute, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._descriptor)
         except OSError as error:
             raise_if_short(error, f"{self.path}/{attribute}")
             raise
         try:
-            return os.read(descriptor, _ATTRIBUTE_BYTES)
+            return os.read(descriptor, bytes_max)
         finally:
             os.close(descriptor)
 

@@ -52,6 +52,10 @@ _NS_GET_USERNS: Final = 0xB701
 _INITIAL_USER_NAMESPACE: Final = 0xEFFFFFFD
 """Its inode: PROC_USER_INIT_INO, include/linux/proc_ns.h."""
 
+_ERROR_EVENTS: Final = frozenset({"BEGIN_RECOVERY", "SUCCESSFUL_RECOVERY", "FAILED_RECOVERY"})
+"""The states of an error recovery (drivers/pci/pci-driver.c, pci_uevent_ers): no facts, as FAILED_RECOVERY names the
+bridge on most kernels, and no uevent reports that the function was reset."""
+
 _KERNEL_PORT: Final = 0
 """The netlink port of the kernel itself (man 7 netlink); any other sender is a process."""
 
@@ -79,6 +83,8 @@ def hint_of(properties: Mapping[str, str]) -> Hint | None:
     cause = f"{action} {subsystem}"
     match subsystem:
         case "pci":
+            if (error := properties.get("ERROR_EVENT")) in _ERROR_EVENTS:
+                cause = f"{cause} {error}"
             address = _address(properties.get("PCI_SLOT_NAME") or parts[-1])
             return None if address is None else Hint(address, None, cause)
         case "mdev":

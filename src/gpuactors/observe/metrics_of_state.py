@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from msgspec import Struct
 
 from gpuactors.core.deviceplugin import registration
+from gpuactors.core.kinds.dead import dead
 from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.reports.readiness import unmet_prerequisites
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import AS_BEFORE, CALL, MEANINGS
-from gpuactors.core.values.model import ClaimedDevice, DeviceKey, Health, PluginState, Pod, Role
+from gpuactors.core.values.model import (
+    ClaimedDevice,
+    DeviceKey,
+    Health,
+    PluginState,
+    Pod,
+    Role,
+    device_key,
+)
 from gpuactors.core.values.owner import Allocation
 from gpuactors.core.values.virtual_machine import virtual_machine
 
@@ -81,6 +90,18 @@ def _unhealthy(state: NodeState, _: Moment) -> Iterator[Sample]:
         if device.health is Health.UNHEALTHY
     )
     return ((labels, 1) for labels in series)
+
+
+def _dead(state: NodeState, _: Moment) -> Iterator[Sample]:
+    devices = state.index.devices.items()
+    return (((key, device.resource), 1) for key, device in devices if dead(device) is not None)
+
+
+def _resets(state: NodeState, _: Moment) -> Iterator[Sample]:
+    for key, device in state.index.devices.items():
+        if device.units and device.units[0].vfio_bound and device_key(device.units[0].address) == key:
+            methods = device.units[0].reset_methods
+            yield (key, "unknown" if methods is None else methods[0] if methods else "none"), 1
 
 
 def _owners(state: NodeState, _: Moment) -> Iterator[Sample]:
@@ -181,6 +202,19 @@ GAUGES: Final = (
         "1 for each device that kubelet has as Unhealthy, by its PCI address, with the cause.",
         ("gpu", "resource", "cause"),
         _unhealthy,
+    ),
+    Gauge(
+        "gpuactors_device_dead_info",
+        "1 for each device with a sign that it is dead, by its PCI address, also while a pod has it and it is Healthy.",
+        ("gpu", "resource"),
+        _dead,
+    ),
+    Gauge(
+        "gpuactors_device_reset_info",
+        "1 for each device on a vfio driver, by its PCI address, with the method that the kernel would try first to "
+        "reset it alone: none if it has none, unknown before Linux 5.15. Whether it was reset is not known.",
+        ("gpu", "method"),
+        _resets,
     ),
     Gauge(
         "gpuactors_device_owner_info",

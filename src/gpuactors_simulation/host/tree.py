@@ -43,6 +43,8 @@ warns of it). The others switch it off first, as igb, virtio-pci, vfio-pci and N
 DRIVER_MANAGED_DMA: Final = VFIO_DRIVERS | {"pci-stub", "pcieport"}
 """Drivers beside which user space may have an IOMMU group: `driver_managed_dma` of struct pci_driver."""
 
+_CONFIG_BYTES: Final = 64
+
 _MODES: Final = {"vfio/vfio": 0o666, "iommu": 0o660}
 """Of the nodes below /dev: as drivers/vfio/container.c and drivers/iommu/iommufd/main.c have them; others have that of
 devtmpfs, 0600."""
@@ -509,6 +511,35 @@ class HostTree:
         except (OSError, ValueError):
             return 0
 
+    # --- errors of the hardware -----------------------------------------------------------------------------
+
+    def fall_silent(self, address: str) -> None:
+        """The function no longer answers: its configuration space reads all ones. There is no uevent."""
+        self.set_attribute(address, "config", b"\xff" * _CONFIG_BYTES)
+
+    def answer_again(self, address: str) -> None:
+        """The function answers again. There is no uevent."""
+        plugged = self._find(address)
+        self.set_attribute(address, "config", _config(plugged.spec, is_virtual=plugged.physical is not None))
+
+    def fail_fatally(self, address: str) -> tuple[Uevent, ...]:
+        """The function reports a fatal PCIe error, and the kernel resets its link: drivers/pci/pcie/aer.c,
+        aer_print_error, counts it before pcie_do_recovery sends the uevents (err.c; vfio-pci votes CAN_RECOVER)."""
+        plugged = self._find(address)
+        total = int((self.device_dir(address) / "aer_dev_fatal").read_text().rsplit(maxsplit=1)[1])
+        self.set_attribute(address, "aer_dev_fatal", _fatal_errors(total + 1).encode())
+        return tuple(
+            self._pci_uevent("change", plugged, ("ERROR_EVENT", event), ("DEVICE_ONLINE", online))
+            for event, online in (("BEGIN_RECOVERY", "0"), ("SUCCESSFUL_RECOVERY", "1"))
+        )
+
+    def suspend(self, address: str, state: str) -> None:
+        """The function is in this power state: `D3hot`, `D3cold`. In D3cold its configuration space reads all ones,
+        although it is well."""
+        self.set_attribute(address, "power_state", f"{state}\n".encode())
+        if state == "D3cold":
+            self.fall_silent(address)
+
     # --- faults ---------------------------------------------------------------------------------------------
 
     def set_attribute(self, address: str, name: str, content: bytes) -> None:
@@ -605,8 +636,12 @@ class HostTree:
             ("numa_node", f"{spec.numa_node}\n"),
             ("enable", "0\n"),
             ("power/runtime_status", "active\n"),
+            ("power_state", "D0\n"),
+            ("reset_method", "flr bus\n"),
+            ("aer_dev_fatal", _fatal_errors(0)),
         ):
             write(f"{directory}/{name}", content)
+        Path(f"{directory}/config").write_bytes(_config(spec, is_virtual=plugged.physical is not None))
         if spec.total_vfs:
             write(f"{directory}/sriov_totalvfs", f"{spec.total_vfs}\n")
             write(f"{directory}/sriov_numvfs", "0\n")
@@ -754,7 +789,7 @@ class HostTree:
         self._seqnum += 1
         return Uevent(action, devpath, subsystem, (*properties, ("SEQNUM", str(self._seqnum))))
 
-    def _pci_uevent(self, action: str, plugged: _Plugged) -> Uevent:
+    def _pci_uevent(self, action: str, plugged: _Plugged, *more: tuple[str, str]) -> Uevent:
         """drivers/pci/pci-driver.c, pci_uevent; DRIVER comes from the driver core and is there only while bound."""
         spec = plugged.spec
         vendor, device, code = spec.vendor.upper(), spec.device.upper(), spec.class_code.upper()
@@ -772,6 +807,7 @@ class HostTree:
             ("PCI_SUBSYS_ID", f"{vendor}:{device}"),
             ("PCI_SLOT_NAME", spec.address),
             ("MODALIAS", modalias),
+            *more,
         )
 
     # --- files ----------------------------------------------------------------------------------------------
@@ -790,6 +826,21 @@ def virtual_addresses(physical: str, count: int) -> tuple[str, ...]:
     slot, _, function = tail.partition(".")
     first = int(slot, 16) * 8 + int(function) + 4
     return tuple([f"{head}:{n // 8:02x}.{n % 8}" for n in range(first, first + count)])
+
+
+def _config(spec: PciSpec, *, is_virtual: bool) -> bytes:
+    """The header of its configuration space, as far as it is fixed: ids, command, status, class, header type. The ids
+    of a virtual function read all ones (SR-IOV specification, 3.4.1.1 and 3.4.1.2)."""
+    ids = bytes.fromhex(f"{spec.vendor}{spec.device}")
+    own = b"\xff" * 4 if is_virtual else bytes((ids[1], ids[0], ids[3], ids[2]))
+    command_and_status, revision = b"\x06\x00\x10\x00", b"\xa1"
+    code = bytes.fromhex(spec.class_code)[::-1]
+    return (own + command_and_status + revision + code).ljust(_CONFIG_BYTES, b"\0")
+
+
+def _fatal_errors(total: int) -> str:
+    """The attribute `aer_dev_fatal`. Only the total counts an error whose status register was not read."""
+    return f"Undefined 0\nDLP 0\nSDES 0\nTLP 0\nTOTAL_ERR_FATAL {total}\n"
 
 
 def _plain_file(path: str) -> None:

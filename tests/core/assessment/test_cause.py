@@ -353,6 +353,8 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "a process has it": (Cause.HELD_BY_OTHER, held_by_other),
     "a process has it, and the ledger is unreadable": (Cause.HOLDER_UNKNOWN, holder_unknown),
     "a file of it is unreadable": (Cause.UNREADABLE, lambda: broken(gpu(A, fault="cannot read config"))),
+    "it does not answer": (Cause.DEAD, lambda: broken(replace(gpu(A), is_silent=True))),
+    "it has had a fatal error": (Cause.DEAD, lambda: broken(replace(gpu(A), has_fatal_errors=True))),
     "its unbind waits": (Cause.UNBINDING, unbinding),
     "a pod has it, and it was unbound": (Cause.NOT_BOUND, lambda: lost(gpu(A, driver=None))),
     "it went to a driver of the host": (Cause.NOT_BOUND, lambda: gone_unallocated(gpu(A, driver="nvidia"))),

@@ -239,6 +239,10 @@ CLAIMS: Final[dict[str, tuple[Cause, Callable[[], Cause]]]] = {
         Cause.RESERVED_REGION,
         lambda: of_device("gpu-0000-01-00-0", replace(ON_HOST, direct_region="0xa000 to 0xafff")),
     ),
+    "it is dead": (
+        Cause.DEAD,
+        lambda: of_device("gpu-0000-01-00-0", replace(ON_HOST, has_fatal_errors=True)),
+    ),
     "it is in the host's fabric": (Cause.FABRIC_OF_HOST, in_the_hosts_fabric),
     "mediated devices were made of it": (Cause.MEDIATED_DEVICES, of_a_card_with_halves),
     "it is no device of ours": (Cause.UNKNOWN_ID, lambda: of_device("mig-1g")),

@@ -6,6 +6,7 @@ Must not decide on holders: that is `holding.py`.
 
 from __future__ import annotations
 
+from gpuactors.core.kinds.dead import dead
 from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.inventory import Device
@@ -40,6 +41,8 @@ def unbinding_under(device: Device, holding: Holding | None) -> Reason:
 
 def blocker_of(device: Device, holding: Holding | None, use: Observed | None) -> Reason | None:
     """Return why a VM could not open the device; None if it could. `use` is its group's, as last polled."""
+    if (sign := dead(device)) is not None:
+        return sign
     if device.fault is not None:
         return Reason(Cause.UNREADABLE, device.fault)
     if is_unbinding(device, use):

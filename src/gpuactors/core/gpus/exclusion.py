@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from gpuactors.core.claims.report import belongs
 from gpuactors.core.host import inspections
 from gpuactors.core.host.sets import sets_unknown
+from gpuactors.core.kinds.dead import dead
 from gpuactors.core.kinds.presence import another
 from gpuactors.core.kinds.sets import not_a_set
 from gpuactors.core.kinds.table import key_of, kind_of
@@ -131,6 +132,8 @@ def conflict(state: NodeState, entry: ClaimRecord) -> Conflict | None:
             continue
         if unseen := _unseen(state, entry, device):
             return Conflict(_about(key, unseen))
+        if sign := dead(device):
+            return Conflict(_about(key, sign), is_final=True)
         fabric = kind_of(device).of_the_hosts_fabric(device, switches_in_the_way(state))
         if never := another_model(state, entry, device) or fabric:
             return Conflict(never, is_final=True)

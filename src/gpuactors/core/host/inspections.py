@@ -335,6 +335,9 @@ def _with_ids(function: PciFunction, last: PciFunction | None) -> PciFunction:
     if last is not None and function.physical is None and function.presence == last.presence != 0:
         # Both links go first when a virtual function is removed; it is there until no process has it open.
         function = replace(function, physical=last.physical)
+    if last is not None and last.is_silent and function.presence == last.presence != 0:
+        # It has lost its state, also where it answers again: only the kernel's enumeration sets it up (adr/0022).
+        function = replace(function, is_silent=True)
     if function.fault is None or last is None:
         return function
     return replace(

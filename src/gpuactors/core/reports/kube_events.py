@@ -16,6 +16,7 @@ from typing import Final
 from msgspec import Struct
 
 from gpuactors.core.deviceplugin import registration
+from gpuactors.core.kinds.dead import dead
 from gpuactors.core.reports.snapshot import report
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
@@ -27,7 +28,13 @@ from gpuactors.core.values.status import Reason
 CONTESTED: Final = "ResourceContested"
 """The reason of a resource that another plugin has taken."""
 
-OF_A_DEVICE: Final = (Cause.HELD_BY_OTHER, Cause.ORPHANED, Cause.UNBINDING, Cause.GROUP_NOT_VIABLE)
+OF_A_DEVICE: Final = (
+    Cause.HELD_BY_OTHER,
+    Cause.ORPHANED,
+    Cause.UNBINDING,
+    Cause.GROUP_NOT_VIABLE,
+    Cause.DEAD,
+)
 """The causes that are posted about a device: an operator must act, and no pod's events say so."""
 
 _OUR_OWN: Final = frozenset({Cause.NOT_SERVING, Cause.INVALID_REQUEST})
@@ -85,6 +92,9 @@ def _of_devices(state: NodeState) -> Iterator[KubeEvent]:
     for device in report(state):
         if device.cause in OF_A_DEVICE:
             yield KubeEvent(OurNode(), str(device.cause), f"{device.key}: {device.reason}")
+        elif (sign := dead(state.index.devices[device.key])) is not None:
+            # Its cause is another one while a pod has it.
+            yield KubeEvent(OurNode(), str(sign.cause), f"{device.key}: {sign.message}")
 
 
 def _of_calls(state: NodeState) -> Iterator[KubeEvent]:

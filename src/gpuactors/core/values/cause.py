@@ -27,6 +27,7 @@ class Cause(StrEnum):
     HELD_BY_OTHER = "HeldByOther"
     HOLDER_UNKNOWN = "HolderUnknown"
     # --- the state of its functions and nodes
+    DEAD = "Dead"
     UNREADABLE = "Unreadable"
     UNBINDING = "Unbinding"
     NOT_BOUND = "NotBound"
@@ -154,6 +155,13 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         AS_BEFORE,
         "Its IOMMU group is open, and kubelet's ledger has not been read since, so its owner is not known.",
         "Nothing at first. If it persists, make kubelet's ledger readable.",
+    ),
+    Cause.DEAD: Meaning(
+        UNHEALTHY,
+        "It does not answer, or has had a fatal PCIe error: it, a device that it is a part of, or a companion. It is "
+        "offered again when the kernel has enumerated that function again, also where it answers before.",
+        "See the kernel's log. Write 1 to the function's `remove`, then to `/sys/bus/pci/rescan`, or restart the node. "
+        "If it dies again, replace the card.",
     ),
     Cause.UNREADABLE: Meaning(
         UNHEALTHY,

@@ -136,6 +136,14 @@ class PciFunction(Struct, frozen=True, gc=False):
     unlinked: bool = False
     """True if it is an SR-IOV virtual function without a link to its physical one: it was just added, or its removal
     waits for a process that has it open. Always False before Linux 5.13."""
+    is_silent: bool = False
+    """True if its configuration space reads all ones although it is powered: no function answers. The core keeps it
+    until the function is enumerated again."""
+    has_fatal_errors: bool = False
+    """True if the kernel has counted a fatal PCIe error of it since it was enumerated."""
+    reset_methods: tuple[str, ...] | None = None
+    """The methods by which the kernel can reset it alone, in the order in which it tries them: `flr`, `bus`. Empty if
+    there is none; None if unknown, and on any other driver than a vfio driver."""
 
     @property
     def is_virtual(self) -> bool:

@@ -1,0 +1,52 @@
+"""Whether a device is dead, by the passive signs that the kernel shows of its functions
+(docs/adr/0022-a-dead-gpu-is-known-by-passive-signs.md).
+
+Each sign lasts until the kernel enumerates the function again: that alone sets up a function that has lost its state,
+and begins its counters at zero. Must not decide who has the device, nor read any event: an event of an error is a hint.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuactors.core.kinds.viability import is_companion
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.inventory import Device
+from gpuactors.core.values.model import PciFunction, device_key
+from gpuactors.core.values.status import Reason
+
+_SILENT: Final = "does not answer: its configuration space reads all ones although it is powered"
+_FATAL: Final = "has had a fatal PCIe error (aer_dev_fatal)"
+
+
+def dead(device: Device) -> Reason | None:
+    """Return the sign that the device is dead, whoever has it; None if there is none.
+
+    A device is as dead as the functions that it consists of or is a part of, and as its companions: a virtual machine
+    gets these with it, and a reset of the link below one bridge is a reset of each.
+    """
+    for unit in device.units:
+        if (sign := _sign(unit)) is not None:
+            own = device_key(unit.address) == device.key
+            return _reason(sign, unit, "it" if own else f"{unit.address}, which it is a part of,")
+    if not device.units:
+        return None
+    function = device.units[0]
+    for member in device.members:
+        if is_companion(function, member) and (sign := _sign(member)) is not None:
+            return _reason(sign, member, f"{member.address}, which goes with it,")
+    return None
+
+
+def _sign(function: PciFunction) -> str | None:
+    if function.is_silent:
+        return _SILENT
+    return _FATAL if function.has_fatal_errors else None
+
+
+def _reason(sign: str, function: PciFunction, subject: str) -> Reason:
+    return Reason(
+        Cause.DEAD,
+        f"{subject} {sign}; see the kernel's log, and have the kernel enumerate {function.address} again: write 1 to "
+        "its remove, then to /sys/bus/pci/rescan, or restart the node",
+    )

@@ -21,10 +21,12 @@ from gpuactors.control.view import (
     LastCallView,
     Member,
     NodeView,
+    ReleaseView,
     ResourceView,
 )
 from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.host.usage import last_poll, use_of
+from gpuactors.core.kinds.dead import dead
 from gpuactors.core.kinds.presence import gone
 from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
@@ -37,6 +39,7 @@ from gpuactors.core.values.model import (
     DeviceKey,
     Health,
     Holder,
+    PciFunction,
     Seen,
     Transition,
     device_key,
@@ -132,6 +135,8 @@ def _present(state: NodeState, reported: DeviceReport, device: Device, at: float
         inspected_s=ago(inspection.at, at) if inspection is not None else None,
         polled_s=ago(polled.at, at) if polled is not None else None,
         calls=_calls(state, device.key, at),
+        dead=sign.message if (sign := dead(device)) is not None else None,
+        releases=_releases(state, device.key, function, at),
         kind=device.kind,
         parent=_parent(state, device),
         profile=_profile(device),
@@ -196,6 +201,21 @@ def _calls(state: NodeState, device: DeviceKey, at: float) -> tuple[LastCallView
     )
 
 
+def _releases(
+    state: NodeState, device: DeviceKey, function: PciFunction | None, at: float
+) -> tuple[ReleaseView, ...]:
+    presence = function.presence if function is not None else 0
+    return tuple(
+        ReleaseView(
+            tenant=release.tenant,
+            age_s=max(0.0, at - release.at),
+            reset_methods=release.reset_methods,
+            enumerated_again=0 not in (presence, release.presence) and presence != release.presence,
+        )
+        for release in state.kubelet.releases.get(device, ())
+    )
+
+
 def _gone_devices(state: NodeState, at: float) -> Iterable[DeviceView]:
     """Return the devices that are gone: still listed because a pod has them, or known from their history."""
     index = state.index
@@ -243,6 +263,7 @@ def _gone(
         since_s=ago(history[-1].at if history else -math.inf, at),
         calls=_calls(state, device, at),
         vm=(owner.vm or None) if owner is not None else None,
+        releases=_releases(state, device, None, at),
     )
 
 

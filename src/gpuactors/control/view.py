@@ -213,6 +213,20 @@ class LastCallView(Struct, frozen=True):
     causes: tuple[str, ...]
 
 
+class ReleaseView(Struct, frozen=True):
+    """The end of one allocation of a device."""
+
+    tenant: str
+    """The name of the pod or claim that had it."""
+    age_s: float
+    """Seconds since it was in kubelet's ledger no more."""
+    reset_methods: tuple[str, ...] | None
+    """The methods by which the kernel could reset the device then, in the order in which it tries them; empty if there
+    was none, None if unknown. Whether it was reset is not known."""
+    enumerated_again: bool
+    """Whether the kernel has enumerated the device again since."""
+
+
 class DeviceView(Struct, frozen=True):
     """One device. If it is gone from the node, only its list entry, owner and history are known."""
 
@@ -257,6 +271,10 @@ class DeviceView(Struct, frozen=True):
     """Seconds since the last poll of its IOMMU group's use came back."""
     calls: tuple[LastCallView, ...] = ()
     """The last Allocate and the last PreStartContainer that this daemon has answered about it."""
+    dead: str | None = None
+    """The sign that it is dead, as a sentence, also while a pod has it and it is Healthy; None if there is none."""
+    releases: tuple[ReleaseView, ...] = ()
+    """The last ends of its allocations that this daemon has seen, oldest first."""
     kind: str = "pci-function"
     """The name of its kind (`core/kinds/table.py`). A daemon that does not report it has whole PCI functions only."""
     parent: str | None = None

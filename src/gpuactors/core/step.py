@@ -27,6 +27,7 @@ from gpuactors.core.host.vgpu_names import remembered
 from gpuactors.core.kinds.presence import NO_GPU_HERE
 from gpuactors.core.ledger import ledger
 from gpuactors.core.ledger.identity import resolved, with_ancestors
+from gpuactors.core.ledger.releases import record_releases
 from gpuactors.core.state import (
     Calls,
     Daemon,
@@ -176,6 +177,11 @@ def poll_soon(turn: Turn) -> Turn:
     return replace(turn, state=schedule.polled_soon(turn.state, turn.at, waited_for=waited_for))
 
 
+def keep_releases(turn: Turn) -> Turn:
+    """Record which devices have lost their owner."""
+    return replace(turn, state=record_releases(turn.before, turn.state, turn.at))
+
+
 def make_lists(turn: Turn) -> Turn:
     """Make the device lists again; resources appear and retire with them."""
     state, changed, logged = publish(turn.before, turn.state, turn.at)
@@ -202,6 +208,7 @@ PHASES_OF_FACTS: Final[tuple[Phase, ...]] = (
     answer_calls,  # the overdue ones last: the facts of one may have come with this event
     poll_soon,  # after calls: how soon depends on whether one still waits
     resolve_ids,  # again, before the lists: a grant has named IDs
+    keep_releases,  # after all that changes owners; nothing reads it
     make_lists,  # after all that an entry shows: facts, owners, claims and grants
     offer_devices,  # last: it depends on all others, and none of them reads it
 )

@@ -47,7 +47,7 @@ from gpuactors.core.values.model import Holder
 from gpuactors.grpc_trio import Owner
 from gpuactors.ports.errors import HostError
 from gpuactors_simulation.host.tree import HostTree, PciSpec
-from tests.core.builders import SETTINGS, Core, audio, gpu
+from tests.core.builders import SETTINGS, A, Core, audio, gpu, node
 
 GPU = "0000:23:00.0"
 KEYS = [
@@ -392,6 +392,49 @@ def test_the_explanation_as_json() -> None:
     assert known["history"][-1]["time"].startswith("2026-11-21T21:59:")
     assert (known["node"], known["listed"]) == ("gpu-17", True)
     assert known["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "says"),
+    [
+        (("flr", "bus"), "the kernel can reset it by flr, bus; whether it did is not known"),
+        ((), "the kernel has no method to reset it alone; whether its bus was reset is not known"),
+        (None, "the methods to reset it are unknown, and whether it was reset"),
+    ],
+)
+def test_what_is_known_of_a_reset_after_a_release_and_no_more(
+    methods: tuple[str, ...] | None, says: str
+) -> None:
+    function = replace(gpu(A), presence=11, reset_methods=methods)
+    core = node(function, ledger={A: "vm-1"})
+    core.ledger.clear()
+    core.pass_time(60)
+    core.pass_time(120)
+    assert f"\nReleased      by default/vm-1 at 2026-11-21T21:57:05Z (2 min ago): {says}\n" in explained(
+        core, A
+    )
+    found = by_daemon(core)
+    (release,) = json.loads(explanation_json(Explained(find(found.view, A), found)))["releases"]
+    assert release == {
+        "tenant": "default/vm-1",
+        "time": "2026-11-21T21:57:05Z",
+        "age_s": 175.0,
+        "reset_methods": None if methods is None else list(methods),
+        "enumerated_again": False,
+    }
+    core.inspect(A, replace(function, presence=12))
+    assert "(2 min ago): enumerated again since\n" in explained(core, A)
+
+
+def test_a_dead_gpu_says_so_also_while_a_pod_has_it() -> None:
+    function = replace(gpu(A), has_fatal_errors=True)
+    sign = "it has had a fatal PCIe error (aer_dev_fatal); see the kernel's log"
+    of_a_pod = explained(node(function, ledger={A: "vm-1"}), A)
+    assert "\nHealthy: allocated to pod default/vm-1\n" in of_a_pod
+    assert f"\nDead          {sign}" in of_a_pod
+    free = explained(node(function), A)
+    assert f"\nUnhealthy: {sign}" in free
+    assert "\nDead  " not in free, "it is the reason already"
 
 
 def test_a_device_that_is_not_there_any_more() -> None:

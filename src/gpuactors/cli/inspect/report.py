@@ -24,7 +24,15 @@ from gpuactors.cli.inspect.view import (
     Inspected,
 )
 from gpuactors.cli.output import UNFOLDED, folded
-from gpuactors.control.view import Change, DeviceView, LastCallView, Member, NodeView, ResourceView
+from gpuactors.control.view import (
+    Change,
+    DeviceView,
+    LastCallView,
+    Member,
+    NodeView,
+    ReleaseView,
+    ResourceView,
+)
 from gpuactors.core.values.quote import quoted_id
 
 # --- inspect ----------------------------------------------------------------------------------------------
@@ -294,6 +302,17 @@ def explanation_json(explained: Explained) -> str:
             }
             for call in device.calls
         ],
+        "dead": device.dead,
+        "releases": [
+            {
+                "tenant": release.tenant,
+                "time": utc(inspected.wall - release.age_s),
+                "age_s": round(release.age_s, 1),
+                "reset_methods": release.reset_methods,
+                "enumerated_again": release.enumerated_again,
+            }
+            for release in device.releases
+        ],
         "group": [{"address": m.address, "driver": m.driver} for m in device.group],
         "registered": resource.registered if resource is not None else None,
         "registration_problem": (resource.problem or None) if resource is not None else None,
@@ -324,6 +343,7 @@ def explanation(explained: Explained, columns: int = UNFOLDED) -> str:
     device, inspected, view = explained.device, explained.inspected, explained.inspected.view
     facts = [
         *_since(device.since_s, inspected),
+        ("Dead", device.dead if device.dead != device.reason else None),
         ("To do", device.remedy),
         ("Owner", _owner(device, view)),
         ("VM", device.vm),
@@ -340,6 +360,7 @@ def explanation(explained: Explained, columns: int = UNFOLDED) -> str:
         ("Use polled", _ago_text(device.polled_s)),
         ("Ledger read", _ago_text(view.ledger_age_s)),
         *((f"Last {call.kind}", _call(call, inspected)) for call in device.calls),
+        *(("Released", _release(release, inspected)) for release in reversed(device.releases)),
         ("Kubelet", view.kubelet_problem or None),
         ("Ledger", view.ledger_problem or None),
         ("Uevents", view.uevents_problem or None),
@@ -614,6 +635,20 @@ def _group(device: DeviceView) -> str | None:
     if device.iommu_group is None:
         return "none"
     return f"{device.iommu_group}: " + ", ".join(_member(member) for member in device.group)
+
+
+def _release(release: ReleaseView, inspected: Inspected) -> str:
+    """Return who had it until when, and what is known of a reset: no more than the methods that there were."""
+    if release.enumerated_again:
+        reset = "enumerated again since"
+    elif release.reset_methods is None:
+        reset = "the methods to reset it are unknown, and whether it was reset"
+    elif not release.reset_methods:
+        reset = "the kernel has no method to reset it alone; whether its bus was reset is not known"
+    else:
+        reset = f"the kernel can reset it by {', '.join(release.reset_methods)}; whether it did is not known"
+    when = f"{utc(inspected.wall - release.age_s)} ({age(release.age_s)})"
+    return f"by {release.tenant} at {when}: {reset}"
 
 
 def _member(member: Member) -> str:

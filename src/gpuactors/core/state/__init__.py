@@ -44,6 +44,7 @@ from gpuactors.core.values.model import (
     PciAddress,
     PluginState,
     Polls,
+    Release,
     Resolved,
     ResourceName,
     Role,
@@ -103,6 +104,8 @@ class Kubelet(Struct, frozen=True, gc=False):
     ancestors: Mapping[DeviceKey, tuple[DeviceKey, ...]] = field(default_factory=dict)
     """The ancestors of each part of a device that has an owner and has gone, as last seen: a virtual function may be
     unmade while its pod has it."""
+    releases: Mapping[DeviceKey, tuple[Release, ...]] = field(default_factory=dict)
+    """The last releases of each device, oldest first; see `ledger/releases.py`. Nothing is decided by them."""
     compare_at: float = math.inf
     """When kubelet's list is read because of an odd observation; infinite without one."""
 

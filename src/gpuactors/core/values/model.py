@@ -746,6 +746,19 @@ class CallKind(StrEnum):
     PRE_START = "PreStartContainer"
 
 
+class Release(Struct, frozen=True, gc=False):
+    """The end of a device's allocation, and what was known of it then."""
+
+    tenant: str
+    """The name of the pod or claim that had it: `default/vm-1`."""
+    at: float
+    """When it was in kubelet's ledger no more. Its process may have ended later."""
+    presence: int
+    """The same as `PciFunction.presence`; 0 if unknown."""
+    reset_methods: tuple[str, ...] | None
+    """The same as `PciFunction.reset_methods`."""
+
+
 class LastCall(Struct, frozen=True, gc=False):
     """The last answered call of its kind about a device."""
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.mutations.bounds import BOUNDS
+from tests.mutations.dead import DEAD
 from tests.mutations.domains import DOMAINS
 from tests.mutations.drift import DRIFT
 from tests.mutations.groups import GROUPS
@@ -35,7 +36,7 @@ from tests.mutations.specs import SPECS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-ALL: Final = (*MUTATIONS, *BOUNDS, *HOST, *GROUPS, *OTHERS, *DOMAINS, *DRIFT, *PARTS, *SETS, *SPECS)
+ALL: Final = (*MUTATIONS, *BOUNDS, *HOST, *GROUPS, *OTHERS, *DOMAINS, *DRIFT, *PARTS, *SETS, *SPECS, *DEAD)
 
 ORDERS: Final = (sys.executable, "-m", "pytest", "-q", "-x", "tests/core/test_small_worlds.py")
 RIGHT: Final = "test_the_figures_are_right_after_every_order"

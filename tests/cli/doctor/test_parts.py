@@ -140,6 +140,18 @@ def test_a_mediated_device_is_judged_by_its_cause_and_its_card_is_let_alone(pati
     assert (bad.level, bad.cause) == (Level.FAIL, Cause.NODE_MISSING)
 
 
+@pytest.mark.parametrize("driver", ["nvidia", "vfio-pci"])
+def test_a_dead_gpu_is_a_failure_whatever_driver_it_is_on_and_whoever_has_it(
+    patient: Patient, driver: str
+) -> None:
+    patient.gpu(driver=driver)
+    patient.node.tree.fail_fatally(GPU)
+    (bad,) = of_gpus([*check(patient.examined(pre=True).facts)])
+    assert (bad.level, bad.cause, bad.devices) == (Level.FAIL, Cause.DEAD, (GPU,))
+    assert "has had a fatal PCIe error" in bad.message
+    assert "/sys/bus/pci/rescan" in bad.remedy
+
+
 def test_a_part_without_its_driver_is_never_to_be_bound_to_vfio(patient: Patient) -> None:
     patient.gpu(driver="nvidia")
     found = patient.examined(pre=True).facts

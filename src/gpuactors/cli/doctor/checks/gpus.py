@@ -121,6 +121,8 @@ def _usable(facts: Facts, devices: Devices, views: list[DeviceView]) -> Iterator
         function = functions.get(view.address)
         if view.address in divided:
             pass
+        elif view.dead is not None:
+            findings.append((_finding(view, Level.FAIL, Cause.DEAD, view.dead), ()))
         elif view.cause == Cause.VIRTUAL_FUNCTION and view.parent in divided:
             untyped = Finding(Check.GPUS_USABLE, Level.PASS, view.reason, "", None, (view.address,))
             findings.append((untyped, ()))

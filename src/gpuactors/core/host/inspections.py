@@ -336,7 +336,7 @@ def _with_ids(function: PciFunction, last: PciFunction | None) -> PciFunction:
         # Both links go first when a virtual function is removed; it is there until no process has it open.
         function = replace(function, physical=last.physical)
     if last is not None and last.is_silent and function.presence == last.presence != 0:
-        # It has lost its state, also where it answers again: only the kernel's enumeration sets it up (adr/0022).
+        # It has lost its state, also where it answers again: only the kernel's enumeration sets it up (adr/0024).
         function = replace(function, is_silent=True)
     if function.fault is None or last is None:
         return function

@@ -378,3 +378,12 @@ def test_new_calls_are_refused_while_stopping_and_those_in_flight_are_answered()
     refused = only(Refused, core.answers(allocate((B,), token=Token(2))))
     assert refused.status is Refusal.UNAVAILABLE
     assert isinstance(core.answers(core.inspected(A, gpu(A)))[0], Granted)
+
+
+def test_a_call_whose_facts_do_not_come_is_refused_before_the_streams_of_a_stopping_daemon_end() -> None:
+    """Found by histories: kubelet got a broken connection, and the pod no reason."""
+    core = Core(gpu(A))
+    core.feed(allocate((A,)), ShutdownRequested())
+    assert core.answers(Ticked(), after_s=limits.DRAIN_S / 2) == []
+    late = only(Refused, core.answers(Ticked(), after_s=limits.DRAIN_S / 2 - limits.LATE_CALL_S))
+    assert late.causes == (Cause.INSPECTION_LATE,)

@@ -25,6 +25,10 @@ FOUND: Final[dict[str, Script]] = {
         "a daemon with another state directory": (
             "a pod comes+0.3; a daemon starts with another state directory+3; a pod comes+3"
         ),
+        "a daemon is told to stop while an Allocate waits for a reader that crashes": (
+            "inspections and scans take long; a pod comes+0.001; the daemon is told to stop+0.001; scans fail+0.05; "
+            "polls take long; the inspector crashes+0.05; unbind; polls can read nothing"
+        ),
         "a state directory deleted under a daemon": (
             "the state directory is deleted+3; a successor starts+3; a pod comes+3"
         ),

@@ -452,6 +452,7 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
                 Log(Level.WARNING, "daemon.successor_lost", {})
             ]
         case events.daemon.ShutdownRequested():
+            state = calls.stopping(state, at)
             return replace(state, daemon=replace(state.daemon, stopping=True)), [
                 Log(Level.INFO, "daemon.stopping", {})
             ]

@@ -237,6 +237,14 @@ def handed_over(state: NodeState, at: float) -> tuple[NodeState, Answered]:
     return with_waiting(state, allocating), answered
 
 
+def stopping(state: NodeState, at: float) -> NodeState:
+    """Let a waiting call wait so long only that its answer goes out before the streams end: kubelet gets a reason, and
+    no broken connection."""
+    latest = at + limits.DRAIN_S - limits.LATE_CALL_S
+    waiting = {t: replace(c, deadline=min(c.deadline, latest)) for t, c in state.calls.waiting.items()}
+    return with_waiting(state, waiting)
+
+
 def abandoned(state: NodeState, token: Token) -> NodeState:
     """Drop a call whose caller has gone."""
     return with_waiting(state, {t: c for t, c in state.calls.waiting.items() if t != token})

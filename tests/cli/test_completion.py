@@ -32,10 +32,10 @@ def offered(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("line", "values"),
     [
         ("ins", ["inspect"]),
-        ("inspect --wa", ["--watch"]),
+        ("inspect --wat", ["--watch"]),
         ("inspect -o ", ["table", "wide", "json", "yaml"]),
         ("inspect -o y", ["yaml"]),
-        ("doctor --p", ["--pre", "--pre-start-gate", "--pci-ids", "--prebound"]),
+        ("doctor --pr", ["--pre", "--pre-start-gate", "--prebound", "--preset"]),
         ("run --holders ", ["passive", "proc", "open"]),
         ("run --dra=o", ["on", "off"]),
         ("run --state-dir ", ["dir"]),

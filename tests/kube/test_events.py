@@ -107,7 +107,7 @@ async def test_what_is_not_allowed_is_a_sentence(at: Cluster) -> None:
     said = str(caught.value)
     assert said.startswith(f"could not create an event about the node {NODE}: ")
     assert "Grant its service account this verb" in said
-    assert "`events` have the rules" in said
+    assert "`events` and `fleet` have the rules" in said
 
 
 async def test_the_fake_refuses_what_the_server_refuses(at: Cluster) -> None:

@@ -190,6 +190,8 @@ ELSEWHERE: Final[dict[type, str]] = {
     ports.Control: "tests/actors/test_hand_over.py",
     ports.HeldControl: "tests/actors/test_hand_over.py",
     ports.FeatureFile: "tests/actors/test_feature_keeper.py",
+    ports.SetsReader: "tests/actors/test_sets_reader.py",
+    ports.SpecDirectory: "tests/actors/test_spec_keeper.py",
     ports_claims.TouchedFiles: "tests/actors/test_cdi_watcher.py",
     ports.Journal: "tests/observe/test_journal.py",
     ports_kube.EventApi: "tests/actors/test_event_poster.py",

@@ -704,14 +704,12 @@ def conflict_of(config: Config) -> str | None:
     conflict = conflict_of_rules((*rules, *named)) if rules or len(named) > 1 else None
     if conflict is not None or config.allocate_as != "cdi":
         return conflict
-    invalid = [
-        f"{key} has {name}, which with allocate_as cdi must be a CDI kind: its domain and its name each begin with a "
-        "letter"
-        for key, names in (("resource", rules), ("resource_name", named))
-        for name, _ in names
-        if not is_kind(name)
-    ]
-    return invalid[0] if invalid else None
+    names = [(f"resource has {rule}", name) for name, rule in rules]
+    names += [(f"resource_name has {v}:{d}={name}", name) for (v, d), name in config.own_names.items()]
+    invalid = next((setting for setting, name in names if not is_kind(name)), None)
+    if invalid is None:
+        return None
+    return f"{invalid}, which with allocate_as cdi must be a CDI kind: its domain and its name each begin with a letter"
 
 
 DECLARATIONS: Final[Mapping[str, Declaration]] = declared(Config)

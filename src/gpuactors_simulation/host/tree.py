@@ -831,8 +831,8 @@ def virtual_addresses(physical: str, count: int) -> tuple[str, ...]:
 def _config(spec: PciSpec, *, is_virtual: bool) -> bytes:
     """The header of its configuration space, as far as it is fixed: ids, command, status, class, header type. The ids
     of a virtual function read all ones (SR-IOV specification, 3.4.1.1 and 3.4.1.2)."""
-    ids = bytes.fromhex(f"{spec.vendor}{spec.device}")
-    own = b"\xff" * 4 if is_virtual else bytes((ids[1], ids[0], ids[3], ids[2]))
+    ids = b"".join(int(number, 16).to_bytes(2, "little") for number in (spec.vendor, spec.device))
+    own = b"\xff" * 4 if is_virtual else ids
     command_and_status, revision = b"\x06\x00\x10\x00", b"\xa1"
     code = bytes.fromhex(spec.class_code)[::-1]
     return (own + command_and_status + revision + code).ljust(_CONFIG_BYTES, b"\0")

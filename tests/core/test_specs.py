@@ -16,7 +16,13 @@ from gpuactors.acts.disk import RealDisk
 from gpuactors.acts.spec_files import SpecFiles
 from gpuactors.core.deviceplugin import specs
 from gpuactors.core.deviceplugin.calls import ALLOCATE_WAIT_S
-from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, SuccessorLost, Ticked
+from gpuactors.core.events.daemon import (
+    HandOverRequested,
+    PredecessorGone,
+    ShutdownRequested,
+    SuccessorLost,
+    Ticked,
+)
 from gpuactors.core.events.deviceplugin import AllocateAsked, SpecsWritten
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.values.cause import Cause
@@ -261,6 +267,16 @@ def test_an_allocate_that_waits_ends_soon_after_a_hand_over() -> None:
     core.feed(HandOverRequested())
     assert core.called(allocate_call(A), gpu(A)) == []
     assert only(Refused, core.answers(Ticked(), after_s=limits.LATE_CALL_S)).status is Refusal.UNAVAILABLE
+
+
+def test_an_allocate_that_waits_is_refused_before_a_stopping_daemon_s_streams_end() -> None:
+    core = left_by_its_pod()
+    assert core.called(allocate_call(A), gpu(A)) == []
+    core.pass_time(limits.CALL_DEADLINE_S)
+    before = len(core.effects)
+    core.feed(ShutdownRequested())
+    core.pass_time(limits.DRAIN_S - limits.LATE_CALL_S)
+    assert [type(e.answer) for e in core.effects[before:] if hasattr(e, "answer")] == [Refused]
 
 
 def test_with_the_gate_in_prestart_allocate_does_not_wait() -> None:

@@ -54,8 +54,9 @@ def test_the_switches_of_a_board_are_offered_and_are_one_set(
     resource = ResourceName(name)
     assert core.device_list(resource).keys() == set(KEYS)
     assert core.state.sets == (DeviceSet(KEYS, SetSource.SWITCHES, "nvswitches"),)
-    request = PreferenceRequest(tuple(map(DeviceId, KEYS)), (), 4)
-    assert prefer(request, devices_by_id(core.state, resource), sets=core.state.sets) == KEYS
+    ids = tuple(map(DeviceId, KEYS))
+    chosen = prefer(PreferenceRequest(ids, (), 4), devices_by_id(core.state, resource), sets=core.state.sets)
+    assert chosen == ids
 
 
 def test_gpus_are_chosen_as_before_beside_the_switches(tmp_path: Path) -> None:

@@ -500,9 +500,10 @@ def _with_next_look(state: NodeState, token: Token, call: Call, at: float) -> No
 
 
 def _with_release(state: NodeState, token: Token, call: Call) -> NodeState:
-    """Give an Allocate the time of a release. One that comes after a hand-over has none: the successor serves."""
+    """Give an Allocate the time of a release. It has none after a hand-over, as the successor serves, nor while the
+    daemon stops."""
     deadline = max(call.deadline, call.came_at + ALLOCATE_WAIT_S)
-    if deadline == call.deadline or state.daemon.role is not Role.SERVING:
+    if deadline == call.deadline or state.daemon.role is not Role.SERVING or state.daemon.stopping:
         return state
     return with_waiting(state, {**state.calls.waiting, token: replace(call, deadline=deadline)})
 

@@ -343,6 +343,20 @@ def test_steps_that_change_nothing_are_one_line_and_come_out_one_by_one() -> Non
     assert found == [(step.at, step.event) for step in node.steps]
 
 
+def test_two_times_that_no_number_joins_are_two_lines() -> None:
+    """Found by histories: the replay had the second one 1e-15 s earlier, and a deadline of then had not come."""
+    node = QuietNode("in use")
+    ticks = [step for step in node.steps if isinstance(step.event, events.daemon.Ticked)]
+    writer = LineWriter()
+    writer.step_line(ticks[-1])
+    times = (2.2522926329452084, 6.3522926329452085, 6.4)
+    folded = [replace(ticks[-1], at=at) for at in times]
+    written = b"".join([*map(writer.step_line, folded), writer.rest()])
+    lines = [read_line(line) for line in written.splitlines()]
+    assert len(lines) == 2
+    assert tuple(at for line in lines if isinstance(line, AgainLine) for at in line.times()) == times
+
+
 @pytest.mark.parametrize("what", ["another use", "another answer to it", "another number", "a bug"])
 def test_a_step_that_is_not_like_the_last_one_of_its_kind_has_a_line_of_its_own(what: str) -> None:
     node = QuietNode("one held externally")

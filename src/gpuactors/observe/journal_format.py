@@ -200,9 +200,11 @@ class LineWriter:
             if last is None or last.get(name) != value
         }
         if last is not None and effects == self._effects[kind] and _is_as_asked(step, changed):
+            is_reached = not self._folded or _seconds(self._folded[-1][1], step.at) is not None
+            waiting = b"" if is_reached else self.rest()
             self._folded.append((_LETTERS[kind], step.at))
             self._outputs = step.outputs
-            return b""
+            return waiting
         waiting = self.rest()
         self._last[kind], self._effects[kind] = fields, effects
         line = StepLine(
@@ -220,10 +222,11 @@ class LineWriter:
         if not self._folded or self._outputs is None:
             return b""
         ats = [at for _, at in self._folded]
+        after = (_seconds(a, b) for a, b in pairwise(ats))
         line = AgainLine(
             ats[0],
             "".join(letter for letter, _ in self._folded),
-            tuple(_seconds(a, b) for a, b in pairwise(ats)),
+            tuple([seconds for seconds in after if seconds is not None]),
             self._digests.of(self._outputs),
         )
         self._folded, self._outputs = [], None
@@ -242,11 +245,11 @@ def _is_as_asked(step: Step, changed: Mapping[str, object]) -> bool:
     return changed.keys() <= {number} and getattr(step.event, number) == outstanding(step.before, letter)
 
 
-def _seconds(at: float, then: float) -> float:
+def _seconds(at: float, then: float) -> float | None:
     """Return the shortest decimal that leads from one moment to another to the bit, so that a replay has the same
-    times."""
+    times. None if no number does: 2.2522926329452084 and 6.3522926329452085, as each sum is rounded to an even one."""
     exact = then - at
-    return next((s for d in range(3, 13) if at + (s := round(exact, d)) == then), exact)
+    return next((s for s in (*(round(exact, d) for d in range(3, 13)), exact) if at + s == then), None)
 
 
 def encoded_effects(effects: Sequence[Effect]) -> bytes:

@@ -84,8 +84,8 @@ SPECS: Final = (
     Mutation(
         "an Allocate that waits outlasts the hand-over",
         "core/deviceplugin/calls.py",
-        "    if deadline == call.deadline or state.daemon.role is not Role.SERVING:\n",
-        "    if deadline == call.deadline:\n",
+        "    if deadline == call.deadline or state.daemon.role is not Role.SERVING or state.daemon.stopping:\n",
+        "    if deadline == call.deadline or state.daemon.stopping:\n",
         f"{_CORE}::test_an_allocate_that_waits_ends_soon_after_a_hand_over",
     ),
     Mutation(

@@ -476,6 +476,11 @@ FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
             "inspections and scans take long; a pod comes+0.7; the uevent watcher crashes; "
             "two cards are rescanned and swap their group numbers",
         ),
+        "kubelet asks again for a claim whose group has got a disk of the host": (
+            211757596317,
+            "a process uses a card by its host driver@346; a pod with a claim comes@112+3; the clock jumps@285+0.05; "
+            "that process ends@244+70; a disk of the host comes into the group@496; a mediated device is made@369+3",
+        ),
         "a claim whose checkpoint is lost is deleted while its card gets another group, and no daemon runs": (
             5593498958,
             "a pod with a claim comes+0.001; the daemon is told to stop; reads of the ledger take long+3; "

@@ -14,13 +14,14 @@ from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, Shu
 from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.state.claims import ClaimedGpu, GpuReservation, StoredEntry, gpus_of
 from gpuactors.core.state.gpus import GpuSettings
+from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimsOf, OpaqueConfig, OriginalDriver, Prepared, Target, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Elsewhere, Granted
 from gpuactors.core.values.mediated import MediatedDevice
 from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction, device_key
 from gpuactors.core.values.prebound import OperatorsList
-from tests.core.builders import SETTINGS, A, B, audio, gpu, mediated_device
+from tests.core.builders import SETTINGS, A, B, audio, disk, gpu, mediated_device
 from tests.core.gpus.claim_core import (
     CLAIM_SETTINGS,
     ON_HOST,
@@ -32,7 +33,7 @@ from tests.core.gpus.claim_core import (
 )
 from tests.support.mdev_files import UUID
 
-AUDIO = "0000:01:00.1"
+AUDIO, DISK = "0000:01:00.1", PciAddress("0000:01:01.0")
 
 
 # --- two identical GPUs -----------------------------------------------------------------------------------------
@@ -463,6 +464,20 @@ def test_a_gpu_without_a_driver_is_claimed_and_returned_to_none() -> None:
     assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
     core.unprepare(name("one"))
     assert core.driver(A) is None
+
+
+# --- a function of the host in the group --------------------------------------------------------------------------
+
+
+def test_a_prepared_claim_is_not_prepared_again_while_the_host_uses_its_group() -> None:
+    """Found by histories: kubelet had not waited for the first answer, and a disk came before it asked again."""
+    core = core_with(gpu(A, 1), one=(A,))
+    assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
+    core.changed(disk(DISK, 1))
+    assert core.refused(core.prepare(name("one"))).causes == (Cause.GROUP_NOT_VIABLE,)
+    assert core.claim_state(name("one")) is ClaimState.PREPARED
+    core.unplugged(DISK)
+    assert isinstance(core.answer(core.prepare(name("one"))), Prepared)
 
 
 # --- files that nobody can place any more -------------------------------------------------------------------------

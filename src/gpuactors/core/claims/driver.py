@@ -76,6 +76,10 @@ class Claiming(Protocol):
     def drift(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
         """Return why the files of a prepared claim are wrong: a device is not where they say. None if all are."""
 
+    def unusable(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
+        """Return why no container could use a device of a prepared claim, although all are in place; None if one
+        could."""
+
 
 class Files(Protocol):
     """Decides the content of a claim's files: CDI, metadata, and what its containers mount."""

@@ -258,6 +258,8 @@ def _verified(view: DriverView, entry: ClaimRecord, at: float) -> Stepped | None
     if entry.acts or not view.driver.claiming.is_seen(view.state, entry):
         return None
     if (why := view.driver.claiming.drift(view.state, entry)) is None:
+        if (unusable := view.driver.claiming.unusable(view.state, entry)) is not None:
+            return not_prepared(view, entry, unusable)
         entry = replace(entry, why=None)  # it may have waited until its devices were back
         return transition(view, entry, ClaimTrigger.IN_PLACE), []
     if (further := _waited(view, entry, at)) is None:

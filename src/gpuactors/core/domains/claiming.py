@@ -130,6 +130,9 @@ class DomainClaiming:
             config is not None and own is not None and exclusion.unseen(state.domains, entry, config) is None
         )
 
+    def unusable(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
+        return None
+
     def drift(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
         config, own, facts = domain_of(entry).config, domain_of(entry).domain, state.domains.imex.facts
         if (

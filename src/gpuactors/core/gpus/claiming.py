@@ -11,7 +11,13 @@ from msgspec.structs import replace
 
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.gpus import config, exclusion, fitness, placement, returns
-from gpuactors.core.gpus.exclusion import allocated_devices, exclusive_devices, has_another_owner, not_given
+from gpuactors.core.gpus.exclusion import (
+    allocated_devices,
+    exclusive_devices,
+    has_another_owner,
+    not_given,
+    of_the_host,
+)
 from gpuactors.core.gpus.reads import keys_of, read_at_once, seen_again, with_reads
 from gpuactors.core.gpus.reservation import claimed_gpu, with_reserved, with_whole_groups
 from gpuactors.core.kinds.table import key_of
@@ -91,6 +97,13 @@ class GpuClaiming:
 
     def drift(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
         return placement.drift(state, entry)
+
+    def unusable(self, state: NodeState, entry: ClaimRecord) -> Reason | None:
+        """A function of the host may have come into the group. A process that has the group open keeps the host's
+        drivers from it (drivers/iommu/iommu.c, iommu_device_use_default_domain), so no running container has it."""
+        keys = [gpu.key for gpu in gpus_of(entry).gpus]
+        devices = (d for key in keys if (d := state.index.present.get(key)) is not None)
+        return next((why for d in devices if (why := of_the_host(state, d, keys)) is not None), None)
 
 
 _WAITS_FOR_READS: Final = frozenset({ClaimState.WAITING, ClaimState.VERIFYING, ClaimState.DRIFTED})

@@ -157,9 +157,9 @@ class _Run:
             self._environment |= {GATES: gates, "K8S_RUNTIME_CONFIG": RUNTIME_CONFIG[gates]}
             with self._up(self._lanes, gates, keep=self._keep):
                 code = self._pytest(self._lanes, (*chosen, *words))
-            if code == RED and os.environ.get("CI") and (failed := _failed()):
+            if code == RED and os.environ.get("CI") and (failed := sorted(_failed())):
                 # Kubelet tries some things again after 90 s, and a machine of CI may be busy: what fails twice
-                # is wrong.
+                # is wrong. In the order of the first run: for 5 minutes kubelet counts what an ended plugin had.
                 print(f"./do node: failed, once more on a fresh node: {', '.join(failed)}", flush=True)
                 with self._up(self._lanes[:1], gates, keep=False):
                     code = self._pytest(self._lanes[:1], failed, {AGAIN: "-again"})

@@ -271,8 +271,9 @@ def read(view: DriverView, event: ClaimRead, at: float) -> Stepped:
 def _found_again(view: DriverView, entry: ClaimRecord, claim: Claim) -> DriverView:
     """Handle a claim whose record was restored from its files."""
     invalid = _refused_by_content(view, claim)
-    if invalid is not None and invalid.cause is not Cause.GONE:
-        return view.with_record(replace(entry, why=invalid))
+    comes_back = entry.has_unplaced_files or entry.state is ClaimState.DRIFTED
+    if invalid is not None and not (invalid.cause is Cause.GONE and comes_back):
+        return view.with_record(replace(entry, why=invalid))  # the next prepare reads it again
     found = view.driver.claiming.found_again(view.state, entry, claim)
     if invalid is not None or entry.state is ClaimState.DRIFTED:
         return view.with_record(replace(found, why=invalid))  # its files come back with the device

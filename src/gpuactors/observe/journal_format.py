@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, Final, TypeAlias, final
 
 import msgspec
@@ -162,6 +161,15 @@ def header_line(header: Header) -> bytes:
     return _encoder.encode(header) + b"\n"
 
 
+class _Folded(msgspec.Struct, frozen=True):
+    """One step of a line for several."""
+
+    letter: str
+    at: float
+    after: float
+    """Seconds since the step before it in the line; of the first one nothing is written."""
+
+
 @final
 class LineWriter:
     """Turns the steps of one file into lines; keeps the last event of each kind. A step may wait for others that
@@ -173,7 +181,7 @@ class LineWriter:
         self._effects: dict[str, bytes] = {}
         """The effects of the last event of each kind, as they were written."""
         self._digests = Digests()
-        self._folded: list[tuple[str, float]] = []
+        self._folded: list[_Folded] = []
         self._outputs: Outputs | None = None
 
     def state_line(self, state: NodeState, at: float, missed: int) -> bytes:
@@ -200,9 +208,9 @@ class LineWriter:
             if last is None or last.get(name) != value
         }
         if last is not None and effects == self._effects[kind] and _is_as_asked(step, changed):
-            is_reached = not self._folded or _seconds(self._folded[-1][1], step.at) is not None
-            waiting = b"" if is_reached else self.rest()
-            self._folded.append((_LETTERS[kind], step.at))
+            after = _seconds(self._folded[-1].at, step.at) if self._folded else 0.0
+            waiting = b"" if after is not None else self.rest()
+            self._folded.append(_Folded(_LETTERS[kind], step.at, after or 0.0))
             self._outputs = step.outputs
             return waiting
         waiting = self.rest()
@@ -221,12 +229,10 @@ class LineWriter:
         """Make the line of the steps that were folded since the last line; nothing if there are none."""
         if not self._folded or self._outputs is None:
             return b""
-        ats = [at for _, at in self._folded]
-        after = (_seconds(a, b) for a, b in pairwise(ats))
         line = AgainLine(
-            ats[0],
-            "".join(letter for letter, _ in self._folded),
-            tuple([seconds for seconds in after if seconds is not None]),
+            self._folded[0].at,
+            "".join(step.letter for step in self._folded),
+            tuple([step.after for step in self._folded[1:]]),
             self._digests.of(self._outputs),
         )
         self._folded, self._outputs = [], None

@@ -159,7 +159,7 @@ class _Run:
                 code = self._pytest(self._lanes, (*chosen, *words))
             if code == RED and os.environ.get("CI") and (failed := sorted(_failed())):
                 # Kubelet tries some things again after 90 s, and a machine of CI may be busy: what fails twice
-                # is wrong. In the order of the first run: for 5 minutes kubelet counts what an ended plugin had.
+                # is wrong. By name, kinds before rights: for 5 minutes kubelet counts what an ended plugin had.
                 print(f"./do node: failed, once more on a fresh node: {', '.join(failed)}", flush=True)
                 with self._up(self._lanes[:1], gates, keep=False):
                     code = self._pytest(self._lanes[:1], failed, {AGAIN: "-again"})

@@ -136,10 +136,10 @@ def test_the_partition_command_raises_its_own_error(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\necho '{\"partitionInfo\": []}'\n")
     program.chmod(0o755)
-    command = PartitionCommand(program, deadline_s=patient(5.0))
 
     async def use() -> None:
-        assert await command.read() == KnownSets()
+        # A new one each time: the killed program of a failure may not have ended when the next use begins.
+        assert await PartitionCommand(program, deadline_s=patient(5.0)).read() == KnownSets()
 
     struck(use, {asked: {"subprocess": ("Popen",)}}, (HostError,), tmp_path)
 

@@ -769,6 +769,18 @@ def test_an_unbind_that_hangs_is_given_up_and_the_next_act_writes_nothing_and_na
     assert len(node.written) == before
 
 
+def test_what_is_on_vfio_is_not_given_while_a_write_that_hangs_may_still_take_it_away(node: Node) -> None:
+    node.bring(Target.VFIO)
+    node.kernel.plan(Planned("vfio-pci/unbind", hangs=True))
+    assert node.fails(Target.ORIGINAL_DRIVER).fault is ActFault.HANGS
+    node.binder = node.new_daemon()
+    assert node.drivers == ON_VFIO
+    assert node.fails(Target.VFIO).fault is ActFault.BLOCKED
+    node.kernel.release()
+    node.bring(Target.VFIO)
+    assert node.drivers == ON_VFIO
+
+
 def test_a_write_that_hangs_hurts_no_other_group(node: Node) -> None:
     node.kernel.plan(Planned("nvidia/unbind", hangs=True))
     assert node.fails().fault is ActFault.HANGS

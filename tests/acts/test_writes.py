@@ -161,6 +161,23 @@ async def test_no_write_is_under_way_between_two(tmp_path: Path, override: Path)
                     pytest.fail("the group is blocked")
 
 
+async def test_an_act_that_has_nothing_to_write_learns_of_one_under_way(
+    tmp_path: Path, override: Path, unbind: HangingFile
+) -> None:
+    with trio.fail_after(PATIENCE_S):
+        writes(tmp_path).refuse_under_way(51)
+        with pytest.raises(ActError):
+            await override_and_unbind(writes(tmp_path, SHORT_S), override, unbind.path)
+        pid, next_daemon = holder(tmp_path), writes(tmp_path)
+        with pytest.raises(ActError, match=f"process {pid}") as caught:
+            next_daemon.refuse_under_way(51)
+        assert caught.value.fault is ActFault.BLOCKED
+        next_daemon.refuse_under_way(52)
+        await answer(unbind)
+        await until_it_ends(pid)
+        next_daemon.refuse_under_way(51)
+
+
 async def test_a_cancelled_wait_ends_at_once_and_the_write_goes_on(
     tmp_path: Path, override: Path, unbind: HangingFile
 ) -> None:

@@ -614,6 +614,12 @@ FOUND_WITH_ADMINISTRATORS: Final[dict[str, tuple[int, Script]]] = {
             "a pod with a claim comes@128+0.001; an administrator removes the checkpoint under the daemon@550+0.3; "
             "a pod comes@251+0.05; the node reboots@529+70; a pod is force-deleted@241+70",
         ),
+        "the checkpoint is removed while a write of the daemon before hangs, and another claim gets the card": (
+            23682481992,
+            "a pod with a claim comes@519+0.001; a write to sysfs hangs@31+0.05; a pod ends@464; "
+            "an administrator saves the slices@486+3; the daemon is told to stop@501; a daemon starts@113; "
+            "an administrator removes the checkpoint under the daemon@105+0.3; a pod with a claim comes@189+0.3",
+        ),
         "an unbind that waits for a user of the card goes on with no write that hung": (
             23949874799,
             "a process uses a card by its host driver@3; an administrator writes the id of a card to vfio-pci@189; "

@@ -278,14 +278,18 @@ class SysfsBinder:
                 await self._refuse_started(address, step_s=LOOK_SETTLE_STEP_S)
 
     async def _bring(self, task: _Task) -> tuple[BoundFunction, ...]:
-        group = await self._look(task.device)
-        if (await self._plan(task, group)).is_done:
-            return self._result(task, group)
+        number = (await self._look(task.device)).iommu_group
         # Of two GPUs of one group, the second act waits for the first one.
-        async with (
-            self._turns.setdefault(group.iommu_group, trio.Lock()),
-            self._open_writes(group.iommu_group) as writes,
-        ):
+        async with self._turns.setdefault(number, trio.Lock()):
+            # Before a look may find everything done: an earlier daemon's write that hangs may still undo it.
+            await self._run_blocking(partial(self._open_writes.refuse_under_way, number))
+            group = await self._look(task.device)
+            if (await self._plan(task, group)).is_done:
+                return self._result(task, group)
+            return await self._bring_in_turn(task, number)
+
+    async def _bring_in_turn(self, task: _Task, number: int) -> tuple[BoundFunction, ...]:
+        async with self._open_writes(number) as writes:
             # Only now nobody else writes: an earlier act may have come to its end meanwhile.
             group = await self._look(task.device)
             try:

@@ -51,9 +51,16 @@ class Writes(Protocol):
         then only if nobody has written something else meanwhile. Raises `OSError`, `ActError`."""
 
 
-OpenWrites = Callable[[int], AbstractAsyncContextManager[Writes]]
-"""Begins an act on an IOMMU group; it is over when the context is left. Raises `ActError` (BLOCKED) if an earlier act
-on it has not come to its end."""
+class OpenWrites(Protocol):
+    """The writes of one act at a time per IOMMU group."""
+
+    def __call__(self, group: int) -> AbstractAsyncContextManager[Writes]:
+        """Begin an act on an IOMMU group; it is over when the context is left. Raises `ActError` (BLOCKED) if an
+        earlier act on it has not come to its end."""
+
+    def refuse_under_way(self, group: int) -> None:
+        """Raise `ActError` (BLOCKED) if an earlier act on this IOMMU group has not come to its end: its write may still
+        change the driver of a function."""
 
 
 @final
@@ -100,6 +107,10 @@ class ProcessWrites:
             finally:
                 if process.poll() is None:
                     self._left.append(process)
+
+    def refuse_under_way(self, group: int) -> None:
+        """Implement `OpenWrites.refuse_under_way`. Raises `ActError` (REFUSED) if the lock file cannot be made."""
+        os.close(self._lock(group))
 
     async def _ended(self, process: subprocess.Popen[bytes], group: int) -> None:
         """Wait until the final writes are done, and the lock is free. Raises `ActError`."""

@@ -47,15 +47,19 @@ class MemoryWrites:
     async def __call__(self, group: int) -> AsyncIterator[Writes]:
         """Implement `OpenWrites`."""
         await trio.lowlevel.checkpoint()
-        self.settle()
-        if group in self._acts:
-            raise blocked(group, _PID, self._acts[group].under_way)
+        self.refuse_under_way(group)
         act = self._acts[group] = _Act(self)
         try:
             yield act
         finally:
             act.is_over = True
             self.settle()
+
+    def refuse_under_way(self, group: int) -> None:
+        """Implement `OpenWrites.refuse_under_way`."""
+        self.settle()
+        if group in self._acts:
+            raise blocked(group, _PID, self._acts[group].under_way)
 
     def settle(self) -> None:
         """Processes whose write has returned and whose act is over do their last duties and end."""

@@ -620,6 +620,12 @@ FOUND_WITH_ADMINISTRATORS: Final[dict[str, tuple[int, Script]]] = {
             "an administrator saves the slices@486+3; the daemon is told to stop@501; a daemon starts@113; "
             "an administrator removes the checkpoint under the daemon@105+0.3; a pod with a claim comes@189+0.3",
         ),
+        "of a claim's two binds one fails after a restart, and the other goes on": (
+            24845063074,
+            "an administrator unloads vfio-pci@354+0.3; a pod with a claim for two cards comes@494+0.3; "
+            "an administrator loads vfio-pci@529+3; a write to sysfs fails with EBUSY@379+11; "
+            "a successor starts@290+0.05",
+        ),
         "an unbind that waits for a user of the card goes on with no write that hung": (
             23949874799,
             "a process uses a card by its host driver@3; an administrator writes the id of a card to vfio-pci@189; "

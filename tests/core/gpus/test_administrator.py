@@ -6,17 +6,18 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.core.events.claims import ActFailed
+from gpuactors.core.events.claims import ActDone, ActFailed
 from gpuactors.core.events.host import FunctionInspected
 from gpuactors.core.gpus.returns import RETURN_RETRY_S
 from gpuactors.core.values.claim import ActFault, ClaimsOf, Prepared, Target, Unprepared
-from gpuactors.core.values.effects import Granted
-from gpuactors.core.values.model import PciFunction
-from tests.core.builders import A, audio, gpu
+from gpuactors.core.values.effects import Granted, Refused
+from gpuactors.core.values.model import DeviceKey, PciFunction
+from tests.core.builders import A, B, audio, gpu
 from tests.core.gpus.claim_core import ON_HOST, ClaimCore, as_bound, core_with, name, on_driver
 
 ONE, TWO = name("one"), name("two")
 AUDIO = "0000:01:00.1"
+COMPANION = "0000:02:00.1"
 BOUND = on_driver(ON_HOST, "vfio-pci")
 
 
@@ -177,6 +178,37 @@ def test_one_that_is_plugged_in_during_the_bind_and_left_without_a_driver_is_ret
     core = core.restarted() if restart else core
     core.unprepare(ONE)
     assert core.driver(A) == "nvidia"
+
+
+@pytest.mark.parametrize("fails_too", [False, True])
+def test_what_another_act_of_a_stopped_claim_goes_on_to_bind_is_returned(fails_too: bool) -> None:
+    """The daemon before may have written its files, so they are removed when a device is seen elsewhere: not while an
+    act still moves it."""
+    other, companion = gpu(B, group=2, driver="nvidia"), audio(COMPANION, group=2, driver="snd_hda_intel")
+    core = core_with(ON_HOST, other, companion, one=(A, B))
+    core.held_back = {"device"}
+    core.prepare(ONE)
+    core = core.restarted("device")
+    token = core.prepare(ONE)
+    acts = core.wanted.devices
+    core.feed(
+        ActFailed(
+            acts[DeviceKey(A)].number, "the kernel refused it", ActFault.REFUSED, driver_kind=ClaimsOf.GPUS
+        )
+    )
+    assert isinstance(core.answer(token), Refused), "without a wait for the other act"
+    core.changed(on_driver(other, "vfio-pci"))
+    done = core.act_event(acts[DeviceKey(B)])
+    assert isinstance(done, ActDone)
+    failed = ActFailed(
+        done.number, "its companion is gone", ActFault.GONE, moved=done.bound, driver_kind=ClaimsOf.GPUS
+    )
+    core.feed(failed if fails_too else done)
+    core.held_back = set()
+    core.changed(*core.functions.values())
+    assert core.driver(COMPANION) == "vfio-pci"
+    core.unprepare(ONE)
+    assert [core.driver(a) for a in (A, B, COMPANION)] == ["nvidia", "nvidia", "snd_hda_intel"]
 
 
 # --- a driver that is not loaded when the claim ends ------------------------------------------------------------------

@@ -30,7 +30,7 @@ def answer_of(claims: Claims, call: ClaimCall, at: float) -> Prepared | Unprepar
         return Unprepared() if call.deadline <= at else None
     if entry is not None and entry.broken:
         return refusal(Cause.SET_ASIDE, entry.broken)
-    if entry is not None and not entry.acts:
+    if entry is not None and (entry.state is ClaimState.STOPPED or not entry.acts):
         if entry.state is ClaimState.TAKEN_OVER:
             return Prepared(entry.given)
         if entry.state is ClaimState.PREPARED:

@@ -69,6 +69,10 @@ _TRIED_AGAIN: Final = (
 """The states in which a failed act is tried again, whatever its fault."""
 
 
+_GOING_ON: Final = (ClaimState.BINDING, ClaimState.STOPPED)
+"""The states in which the acts on a claim's other devices go on after one has failed."""
+
+
 _PASSING: Final = (ActFault.BLOCKED, ActFault.HANGS, ActFault.IN_USE)
 """The faults that may pass by themselves."""
 
@@ -380,7 +384,10 @@ def act_failed(view: DriverView, event: ActFailed, at: float) -> Stepped:
         {"claim": str(entry.name), "uid": entry.name.uid, "state": str(entry.state), "reason": event.reason},
     )
     why = Reason(_FAULTS[event.fault], event.reason)
-    stopped = replace(failed, acts={}, why=why, retry_at=again_at)
+    # Those of its other devices go on, and what they do is still to be noted.
+    is_stopped = entry.state in _GOING_ON and not delayed
+    others = {key: n for key, n in entry.acts.items() if n != event.number} if is_stopped else {}
+    stopped = replace(failed, acts=others, why=why, retry_at=again_at)
     on = ClaimTrigger.DELAYED if delayed else ClaimTrigger.FAILED
     return transition(view, stopped, on), [*lines, line]
 

@@ -204,7 +204,7 @@ def _further(view: DriverView, entry: ClaimRecord, at: float, calls: Collection[
             return transition(view, entry, ClaimTrigger.DURABLE), []
         case ClaimState.STOPPED if entry.claim is None and 0 < entry.intent <= claims.durable:
             return view.with_claims(with_read(with_entry(claims, replace(entry, intent=0)), uid)), []
-        case ClaimState.STOPPED if entry.has_unplaced_files and not entry.is_unanswered:
+        case ClaimState.STOPPED if entry.has_unplaced_files and not (entry.is_unanswered or entry.acts):
             return transition(view, entry, ClaimTrigger.DRIFT), []
         case ClaimState.BINDING if AWAITED in entry.acts:
             return _awaited(view, entry)

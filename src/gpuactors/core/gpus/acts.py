@@ -102,7 +102,7 @@ class GpuActs:
         self, state: NodeState, entry: ClaimRecord, event: ActFailed, at: float
     ) -> tuple[NodeState, ClaimRecord, list[Effect]]:
         """Keep what a failed bind has moved: also a function that was plugged in since the reservation is returned."""
-        if entry.state is not ClaimState.BINDING:
+        if entry.state not in (ClaimState.BINDING, ClaimState.STOPPED):
             return state, entry, []
         if event.moved:
             state = replace(state, gpus=returns.half_done(state, event.moved))

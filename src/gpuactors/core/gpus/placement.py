@@ -94,7 +94,9 @@ def drifted(before: NodeState, state: NodeState) -> list[tuple[ClaimRecord, Reas
 
 
 def _has_files(entry: ClaimRecord) -> bool:
-    return entry.state in _HAVE_FILES and entry.claim is not None and entry.has_files and not entry.broken
+    is_acted_on = entry.state is ClaimState.STOPPED and entry.acts
+    has_files = entry.state in _HAVE_FILES and entry.claim is not None and entry.has_files
+    return has_files and not is_acted_on and not entry.broken
 
 
 def drift(state: NodeState, entry: ClaimRecord) -> Reason | None:

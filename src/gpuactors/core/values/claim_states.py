@@ -182,6 +182,9 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, ClaimTrigger], Transition]] = {
     (_S.STOPPED, _E.FETCHED): (_S.BINDING, _R.BIND),
     (_S.STOPPED, _E.UNPREPARE): (_S.RELEASING, _R.CHECKPOINT),
     (_S.STOPPED, _E.DRIFT): (_S.DRIFTED, _R.CLEAR),
+    # The act on another device of it than the one that has failed.
+    (_S.STOPPED, _E.DONE): (_S.STOPPED, _R.NOTHING),
+    (_S.STOPPED, _E.FAILED): (_S.STOPPED, _R.NOTHING),
     # A prepare that comes now waits for the release; then the claim is read again.
     (_S.RELEASING, _E.PREPARE): (_S.RELEASING, _R.NOTHING),
     (_S.RELEASING, _E.UNPREPARE): (_S.RELEASING, _R.NOTHING),

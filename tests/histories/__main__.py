@@ -44,6 +44,9 @@ PARTS_EVERY: Final = 8
 VGPUS_EVERY: Final = 8
 """The same of nodes that have vGPUs as well; half of them serve claims."""
 
+SETS_EVERY: Final = 8
+"""The same of nodes with sets of devices."""
+
 INTERRUPTED: Final = 130
 """The exit code of a process that SIGINT has ended, as a shell has it."""
 
@@ -73,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.administrators_every,
         options.parts_every,
         options.vgpus_every,
+        options.sets_every,
     )
     size = f"{options.histories} histories" if options.histories is not None else f"{options.minutes:g} min"
     print(f"Seed {seed}, {plan.workers} processes, {size}.", flush=True)
@@ -140,6 +144,13 @@ def _parser() -> argparse.ArgumentParser:
         default=VGPUS_EVERY,
         metavar="N",
         help=f"one node in so many has vGPUs as well; 0: none, else 4 or more (default: {VGPUS_EVERY})",
+    )
+    parser.add_argument(
+        "--sets-every",
+        type=int,
+        default=SETS_EVERY,
+        metavar="N",
+        help=f"one node in so many has sets of devices; 0: none, else 5 or more (default: {SETS_EVERY})",
     )
     parser.add_argument(
         "--script",

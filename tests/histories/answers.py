@@ -155,7 +155,7 @@ class Answers:
         ours |= {g.card for g in given_by_us(self._world) if g.card == g.device and g.device not in answered}
         given = sorted(self._members(*chosen) & ours)
         offered = self._meant(call.resource, call.requests[0].available)
-        free = sorted(card for card in offered - chosen if self._is_free(card))
+        free = sorted(card for card in offered - chosen if self.is_free(card))
         if given and free:
             text = f"{min(chosen)} was chosen, of whose group a pod has {given[0]}, though {free[0]} was free"
             self.problems.append(("a group in use was preferred to a free one", text))
@@ -171,7 +171,7 @@ class Answers:
         """The cards that these IDs mean."""
         return {card for i in ids if (card := self._world.meaning(resource, i)) is not None}
 
-    def _is_free(self, card: str) -> bool:
+    def is_free(self, card: str) -> bool:
         """A virtual machine could open it, and no pod has a card of its group."""
         world = self._world
         group = world.group_of(card)

@@ -86,6 +86,8 @@ class Plan:
     """The same of cards that can have virtual functions."""
     vgpus_every: int = 0
     """The same of these and vGPUs; every other one serves claims as well."""
+    sets_every: int = 0
+    """The same of sets of devices."""
 
     @property
     def played(self) -> tuple[Serves, ...]:
@@ -98,6 +100,7 @@ class Plan:
             Serves.PARTS: self.parts_every,
             Serves.VGPUS: self.vgpus_every,
             Serves.CLAIMED_VGPUS: self.vgpus_every,
+            Serves.SETS: self.sets_every,
         }
         return tuple(of for of, number in every.items() if number)
 
@@ -121,12 +124,15 @@ def play_part(plan: Plan, part: int, on_played: Callable[[Played], bool]) -> Non
 
 
 def _numbered(plan: Plan, part: int) -> Iterator[tuple[Serves, int]]:
-    """A worker's histories. Those with compute domains, with a second administrator, with parts of cards, and
-    with vGPUs have numbers of their own, so that without them the others are the same ones."""
+    """A worker's histories. Those with compute domains, with a second administrator, with parts of cards, with vGPUs,
+    and with sets have numbers of their own, so that without them the others are the same ones."""
     turns, numbers, parts = itertools.count(1), itertools.count(), itertools.count()
-    vgpus = itertools.count()
+    vgpus, sets = itertools.count(), itertools.count()
     others, theirs = itertools.count(), itertools.count()
     for turn in turns:
+        if plan.sets_every and turn % plan.sets_every == plan.sets_every - 4:
+            yield Serves.SETS, part + plan.workers * next(sets)
+            continue
         if plan.vgpus_every and turn % plan.vgpus_every == plan.vgpus_every - 3:
             nth = next(vgpus)  # of two kinds of nodes, in turn
             yield (Serves.CLAIMED_VGPUS if nth % 2 else Serves.VGPUS), part + plan.workers * nth

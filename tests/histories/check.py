@@ -28,6 +28,7 @@ from tests.histories.domain_check import DomainRules
 from tests.histories.dra_check import Problem, Rules, all_run, nothing_is_left
 from tests.histories.other_plugin_events import SECOND_PLUGIN
 from tests.histories.refusals import CUTS_CALLS_OFF, UNREAD, failed_for_nothing
+from tests.histories.sets import LET_GO
 from tests.histories.truth import (
     ANY,
     HEALTHY,
@@ -244,8 +245,14 @@ class Safety:
 
     def _stepped(self, daemon: str, step: Step) -> None:
         self._answers.stepped(daemon, step)
+        if (sets := self._world.sets) is not None:
+            sets.stepped(daemon, step, self._is_known_free)
         if self.rules is not None:
             self.rules.stepped(daemon, step)
+
+    def _is_known_free(self, card: str) -> bool:
+        """It is free, and no poll may still have its last holder."""
+        return self._answers.is_free(card) and not any(kind in self._world.counts for kind in LET_GO)
 
     def check(self, *, time_passed: bool) -> None:
         """Raises `ViolationError`. More must hold after time has passed: what needs no time is done then."""
@@ -277,8 +284,8 @@ class Safety:
         if world.problems:
             raise ViolationError("the daemon misbehaved", world.problems[0])
         self._answers.inspect()
-        if self._answers.problems:
-            raise ViolationError(*self._answers.problems[0])
+        for problem in (*self._answers.problems, *(world.sets.problems if world.sets is not None else ())):
+            raise ViolationError(*problem)
         _check_swap(world)
         _check_owner(world)
         _check_failed(world, self._answers)
@@ -399,6 +406,8 @@ def _check_failed(world: World, answers: Answers) -> None:
         if pod.phase is not Phase.FAILED:
             continue
         refused = answers.refusal_of(pod)
+        if world.sets is not None and refused is not None and Cause.NOT_A_SET in refused.causes:
+            continue  # `Sets` judges it
         by_older_id = any((resource, i) in world.older for resource, _ in pod.requests for i in pod.asked_for)
         if "Device or resource busy" in pod.message and _is_unseen_use(world, (), dict(pod.requests)):
             continue

@@ -20,6 +20,7 @@ from tests.histories.domain_events import FIRST_OF_DOMAINS
 from tests.histories.domains import DomainsNode
 from tests.histories.events import Serves
 from tests.histories.kinds import SLOTS, Kind
+from tests.histories.kubelet_events import FOR_TWO
 from tests.histories.play import Chooser
 from tests.histories.script import Step
 from tests.histories.world import CARDS, World
@@ -35,6 +36,9 @@ STEPS_MAX: Final = 20
 _COMES: Final = 0.5
 """While no pod has a claim, one comes with that probability: without one little else is tried. So it does, on a card
 that is to be bound, while something is planned for the next uevents: nothing else brings any."""
+
+_PAIR_COMES: Final = 0.25
+"""On a node with sets a pod for two cards comes with that probability: only it shows what the sets are for."""
 
 _NEXT_COUNTS: Final = 5
 """How much more a wanted pair counts that the step after the next one can bring than one that may come later."""
@@ -97,6 +101,10 @@ def _next(world: World, rng: random.Random, guide: Guide | None, before: str | N
         slot = _slot_for_channel(world, world.domains, rng)
         if slot is not None:
             return FIRST_OF_DOMAINS, slot
+    if world.sets is not None and rng.random() < _PAIR_COMES:
+        slot = _slot_for(world, rng, FOR_TWO)
+        if slot is not None:
+            return FOR_TWO, slot
     if guide is not None and rng.random() < _GUIDED:
         return _guided(world, rng, guide, before)
     slot = rng.randrange(SLOTS)
@@ -140,6 +148,8 @@ def _kinds(world: World) -> dict[str, Kind]:
     if world.domains is not None:
         return Serves.DOMAINS.kinds
     if world.claims is None:
+        if world.sets is not None:
+            return Serves.SETS.kinds
         with_parts = Serves.VGPUS if world.has_vgpus else Serves.PARTS
         return (with_parts if world.has_parts else Serves.PLUGIN).kinds
     if world.has_vgpus:

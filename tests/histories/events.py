@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final
 
-from tests.histories import administrator_events, domain_events, part_events
+from tests.histories import administrator_events, domain_events, part_events, set_events
 from tests.histories.administrator import ADMINISTERED
 from tests.histories.administrator_events import ADMINISTRATOR_KINDS
 from tests.histories.claim_events import BESIDE, CLAIM_KINDS, OF_ANY_DRIVER
@@ -24,6 +24,8 @@ from tests.histories.node_events import NODE_KINDS, REBOOTS_WITH_ANOTHER
 from tests.histories.other_plugin_events import NEIGHBOUR_KINDS
 from tests.histories.part_events import PART_KINDS
 from tests.histories.script import Script, ScriptError
+from tests.histories.set_events import SET_KINDS
+from tests.histories.sets import SETS
 from tests.histories.vgpu_events import MDEV_OPENED, OF_PARTS_CLAIMED, VGPU_KINDS, VGPU_OPENED
 from tests.histories.world import PARTS, VGPUS
 
@@ -44,6 +46,7 @@ KINDS: Final[dict[str, Kind]] = {
         *PART_KINDS,
         *VGPU_KINDS,
         OF_PARTS_CLAIMED,
+        *SET_KINDS,
     )
 }
 """By name, in a fixed order."""
@@ -67,12 +70,16 @@ OF_PARTS: Final[frozenset[str]] = frozenset(kind.name for kind in PART_KINDS)
 OF_VGPUS: Final[frozenset[str]] = frozenset(kind.name for kind in (*VGPU_KINDS, OF_PARTS_CLAIMED))
 """Only on a node that has vGPUs as well (`--vgpus-every`)."""
 
+OF_SETS: Final[frozenset[str]] = frozenset(kind.name for kind in SET_KINDS)
+"""Only on a node with sets of devices (`--sets-every`)."""
+
 DRAWN: Final[dict[str, Kind]] = {
     kind.name: kind
     for kind in that_can_happen(
         k
         for k in KINDS.values()
-        if k.name not in NOT_DRAWN | OF_CLAIMS | OF_DOMAINS | OF_ADMINISTRATORS | OF_PARTS | OF_VGPUS
+        if k.name
+        not in NOT_DRAWN | OF_CLAIMS | OF_DOMAINS | OF_ADMINISTRATORS | OF_PARTS | OF_VGPUS | OF_SETS
     )
 }
 """The events that campaigns draw from, on a node that has neither claims of GPUs nor compute domains."""
@@ -140,6 +147,14 @@ DRAWN_WITH_CLAIMED_VGPUS: Final[dict[str, Kind]] = {
 }
 """The same on a node that has vGPUs and serves claims."""
 
+DRAWN_WITH_SETS: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k for k in KINDS.values() if k.name in {*set_events.BESIDE, *OF_SETS} and k.name not in NOT_DRAWN
+    )
+}
+"""The same on a node with sets of devices."""
+
 Pair = tuple[str, str]
 
 
@@ -155,6 +170,7 @@ PAIRS_WITH_ADMINISTRATORS: Final = pairs_of(DRAWN_WITH_ADMINISTRATORS)
 PAIRS_WITH_PARTS: Final = pairs_of(DRAWN_WITH_PARTS)
 PAIRS_WITH_VGPUS: Final = pairs_of(DRAWN_WITH_VGPUS)
 PAIRS_WITH_CLAIMED_VGPUS: Final = pairs_of(DRAWN_WITH_CLAIMED_VGPUS)
+PAIRS_WITH_SETS: Final = pairs_of(DRAWN_WITH_SETS)
 
 
 class Serves(StrEnum):
@@ -167,6 +183,7 @@ class Serves(StrEnum):
     PARTS = "with parts of cards"
     VGPUS = "with vGPUs"
     CLAIMED_VGPUS = "with claims and vGPUs"
+    SETS = "with sets of devices"
 
     @property
     def bit(self) -> int:
@@ -179,6 +196,7 @@ class Serves(StrEnum):
             Serves.PARTS: PARTS,
             Serves.VGPUS: VGPUS,
             Serves.CLAIMED_VGPUS: CLAIMS | VGPUS,
+            Serves.SETS: SETS,
         }[self]
 
     @property
@@ -192,6 +210,7 @@ class Serves(StrEnum):
             Serves.PARTS: DRAWN_WITH_PARTS,
             Serves.VGPUS: DRAWN_WITH_VGPUS,
             Serves.CLAIMED_VGPUS: DRAWN_WITH_CLAIMED_VGPUS,
+            Serves.SETS: DRAWN_WITH_SETS,
         }[self]
 
     @property
@@ -205,6 +224,7 @@ class Serves(StrEnum):
             Serves.PARTS: PAIRS_WITH_PARTS,
             Serves.VGPUS: PAIRS_WITH_VGPUS,
             Serves.CLAIMED_VGPUS: PAIRS_WITH_CLAIMED_VGPUS,
+            Serves.SETS: PAIRS_WITH_SETS,
         }[self]
 
 
@@ -217,6 +237,7 @@ def serves(seed: int) -> Serves:
         Serves.DOMAINS,
         Serves.VGPUS,
         Serves.PARTS,
+        Serves.SETS,
     )
     return next((kind for kind in kinds if seed & kind.bit == kind.bit), Serves.PLUGIN)
 

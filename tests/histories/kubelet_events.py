@@ -31,6 +31,7 @@ from tests.histories.truth import given_by_us
 from tests.histories.world import MODEL, MODELS, OTHER_CLIENT, SECOND, World
 from tests.memory.faults import Fault
 
+FOR_TWO: Final = "a pod for two cards comes"
 PODS_MAX: Final = 16
 BOTH_WITHIN_S: Final = 0.5
 """How long a card may take to be listed, or a pod to run, before both cards of its group are released."""
@@ -371,7 +372,7 @@ KUBELET_KINDS: Final = (
     ),
     crash("the reader of the ledger crashes", Fault.LEDGER_CRASHES),
     Kind("a pod comes", _room, _submit(1)),
-    Kind("a pod for two cards comes", _room, _submit(2)),
+    Kind(FOR_TWO, _room, _submit(2)),
     Kind("a pod for another model comes", _room, _submit_other),
     Kind("pods come in a burst", _room, _burst),
     Kind(

@@ -60,6 +60,7 @@ from tests.histories.claims import CLAIMS, COMPANION_DRIVER, ClaimsNode
 from tests.histories.domains import DOMAINS, DomainsNode
 from tests.histories.dra_node import DraNode
 from tests.histories.other_driver import OtherDriver
+from tests.histories.sets import REQUIRED, SETS, Sets
 from tests.histories.starts import Starts
 from tests.histories.trace import Trace
 from tests.histories.watch import Watch
@@ -201,7 +202,8 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
     the API server drops taints. With the bit ADMINISTERED beside it the node has a second administrator. With the bit
     DOMAINS it has compute domains instead. With the bit PARTS two cards more, on NVIDIA's driver, can have virtual
     functions; those of the second one share an IOMMU group if the fifth bit is set. With the bits VGPUS the first one
-    has mediated devices instead, and the virtual functions of the second one can be vGPUs.
+    has mediated devices instead, and the virtual functions of the second one can be vGPUs. With the bit SETS a file
+    says which cards are sets, and with the bit REQUIRED a container gets nothing else.
     """
     tree = HostTree(root, cdev=seed & 4 != 0, waits_silently=seed & 12 == 8)
     transport = MemoryTransport(trace.carried)
@@ -225,6 +227,9 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
         world.has_parts = seed & PARTS != 0
         world.has_vgpus = seed & VGPUS == VGPUS
         world.parts_share_group = seed & 16 != 0
+        if seed & SETS:
+            cards = map(world.address, range(CARDS))
+            world.sets = Sets(cards, tree.functions.__contains__, required=seed & REQUIRED != 0)
         if not isinstance(dra, ClaimsNode):
             for slot in range(3):
                 tree.plug(world.card(slot, MODEL, VFIO))
@@ -332,6 +337,8 @@ class World:
         """None: the daemons serve no claims of GPUs."""
         self.domains: DomainsNode | None = None
         """None: compute domains are off."""
+        self.sets: Sets | None = None
+        """None: no file says which devices belong together."""
         self.kubelet_runs = True
         self.kubelet_since = -math.inf
         """When kubelet was last started with pods that it had to hear of first."""
@@ -1044,6 +1051,7 @@ class World:
             control=memory_control(daemon.state_dir, hanging, daemon.name, self.faults, self.transport),
             served=self.served,
             vgpu_types=self.vgpu_types,
+            sets=self.sets.sources_of(daemon.name) if self.sets is not None else {},
             journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off, self._stepped),
             dra=self._dra_of(daemon, hanging),
             domains=self._domains_of(daemon, hanging),
@@ -1093,7 +1101,13 @@ class World:
         self.tree.open_node(path)
 
     async def _run(self, daemon: RunningDaemon, *, task_status: trio.TaskStatus[app.Daemon]) -> None:
-        settings = Settings(daemon.options.selectors, RESYNC_S, self.pre_start_gate, hand_over=True)
+        settings = Settings(
+            daemon.options.selectors,
+            RESYNC_S,
+            self.pre_start_gate,
+            hand_over=True,
+            sets_required=self.sets is not None and self.sets.required,
+        )
         try:
             with daemon.scope:
                 await app.run_daemon(

@@ -211,7 +211,10 @@ def test_a_null_or_missing_name_is_an_empty_one() -> None:
         ),
         (Listed(1, "GPU-7", "00000000:01:00.0"), "the GPU at 0000:01:00.0 has UUID GPU-00000001"),
         (Listed(1, "GPU-7"), "of no GPU whose UUID is known here"),
-        (Listed(1, "", "00000000:07:00.0"), "this node has no GPU at 0000:07:00.0"),
+        (
+            Listed(1, "", "00000000:07:00.0"),
+            "the GPU at 0000:07:00.0 is not selected, or is not on this node; ",
+        ),
         (Listed(1, "", "nonsense"), "pciBusId nonsense is no PCI address"),
         (Listed(7), "physicalId 7 comes without UUID and PCI address, and is the module id of no GPU here"),
         (Listed(2, uuid(2)), "2 of its GPUs are 0000:02:00.0"),

@@ -279,7 +279,11 @@ def _at_address(uuid: str, address: str, gpus: Sequence[GpuIdentity]) -> DeviceK
                     "restart the fabric manager, which has an old list, and then gpuactors"
                 )
             return gpu.key
-    raise _UnknownGpuError(f"this node has no GPU at {address}; restart the fabric manager")
+    # Functions that no selector chooses are not read, so one that is not chosen looks like one that is not there.
+    raise _UnknownGpuError(
+        f"the GPU at {address} is not selected, or is not on this node; have a selector choose it and none exclude "
+        "it, or restart the fabric manager if the GPU is gone"
+    )
 
 
 def _contradictions(found: Sequence[tuple[Partition, tuple[DeviceKey, ...]]]) -> dict[int, str]:

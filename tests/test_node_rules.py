@@ -7,7 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from tests.node.rules import API, GRACE_S, KUBELET, Excuse, Look, Record, broken, unexcused, unsettled
+from tests.node.rules import (
+    API,
+    GRACE_S,
+    KUBELET,
+    Excuse,
+    Look,
+    Record,
+    broken,
+    unexcused,
+    unsettled,
+    without_ended,
+)
 
 H = "nvidia.com/H100"
 A, B = "0000:21:00.0", "0000:22:00.0"
@@ -116,6 +127,19 @@ def test_a_pods_gpu_that_waits_for_it_is_not_free() -> None:
     """One more pod was bound, and has none yet: a third one could have nothing."""
     waits = replace(TRUE, requests={H: 2})
     assert [str(wrong) for wrong in unsettled(waits)] == [f"pods ask for 2 {H}, and have ['{A}']"]
+
+
+def test_what_an_ended_plugin_has_left_is_no_capacity_until_it_is_another() -> None:
+    other = "nvidia.com/A100"
+    left = replace(TRUE, capacity={H: 2, other: 1})
+    assert without_ended(left, {other: 1}) == {H: 2}
+    assert without_ended(left, {other: 1, H: 2}) == {H: 2}, "its devices are in kubelet's list"
+    assert without_ended(left, {}) == left.capacity, "it was not there before"
+    assert without_ended(left, {other: 2}) == left.capacity
+    again = replace(left, allocatable={H: 2, other: 1})
+    assert without_ended(again, {other: 1}) == left.capacity
+    had = replace(left, allocated={other: (("default/vm-1", A),)})
+    assert without_ended(had, {other: 1}) == left.capacity
 
 
 # --- many looks -----------------------------------------------------------------------------------------------------

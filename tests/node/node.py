@@ -25,7 +25,7 @@ from tests.node.cluster import (
 )
 from tests.node.daemonset import Daemon, Installed
 from tests.node.fake_host import FakeHost
-from tests.node.rules import Excuse, Look, unexcused, unsettled
+from tests.node.rules import Excuse, Look, unexcused, unsettled, without_ended
 from tests.support.patience import patient
 
 SETTLE_S: Final = 30.0
@@ -56,6 +56,8 @@ class Node:
         self._installed: Installed | None = None
         self._what: object = None
         self._excuses: list[Excuse] = []
+        self._before: Mapping[str, int] = {}
+        """The capacity when the scenario began."""
 
     # --- the daemon -------------------------------------------------------------------------------------------------
 
@@ -143,6 +145,7 @@ class Node:
         if self._installed is not None:
             eventually(self._empty, "an empty node", SETTLE_S)
         self._excuses = []
+        self._before = self.books.look().capacity
         self.sampler.forget()
 
     def _empty(self) -> bool:
@@ -182,14 +185,19 @@ class Node:
         within_s: float = SETTLE_S,
     ) -> Look:  # fmt: skip
         """Waits until the books are true, and, where they are given, until exactly these counts are in the node's
-        status, where a resource that is not offered any more has 0. Raises TimeoutError that says what is wrong."""
+        status, where a resource that is not offered any more has 0. The capacity that the plugin of an earlier scenario
+        has left counts only where `capacity` names its resource. Raises TimeoutError that says what is wrong."""
 
         def look() -> Look:
             found = self.books.look()
             wrong = unsettled(found)
             assert not wrong, [str(one) for one in wrong]
-            for name, wanted in (("allocatable", allocatable), ("capacity", capacity)):
-                have = {resource: count for resource, count in getattr(found, name).items() if count}
+            # A plugin of this scenario has this resource: what it leaves is judged.
+            self._before = {r: count for r, count in self._before.items() if not found.allocatable.get(r)}
+            there = without_ended(found, {r: n for r, n in self._before.items() if r not in (capacity or {})})
+            both = ("allocatable", found.allocatable, allocatable), ("capacity", there, capacity)
+            for name, counts, wanted in both:
+                have = {resource: count for resource, count in counts.items() if count}
                 assert wanted is None or have == {r: c for r, c in wanted.items() if c}, f"{name} {have}"
             return found
 

@@ -166,6 +166,19 @@ def _of_status(look: Look, resource: str) -> Iterator[Wrong]:
         )
 
 
+def without_ended(look: Look, before: Mapping[str, int]) -> Mapping[str, int]:
+    """The capacity without the resources of plugins that had ended before: kubelet counts the devices of such a plugin
+    for 5 minutes (endpointStopGracePeriod), Unhealthy. `before`: the capacity then."""
+    return {
+        resource: count
+        for resource, count in look.capacity.items()
+        if count != before.get(resource)
+        or look.allocatable.get(resource, 0)
+        or (look.healthy or {}).get(resource)
+        or look.of_pods(resource)
+    }
+
+
 # --- many looks -----------------------------------------------------------------------------------------------------
 
 
@@ -248,4 +261,5 @@ __all__ = [
     "broken",
     "unexcused",
     "unsettled",
+    "without_ended",
 ]

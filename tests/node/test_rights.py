@@ -27,6 +27,7 @@ from tests.deploy.test_admission import (
 )  # fmt: skip
 from tests.node import daemonset, domains, pods
 from tests.node.books import DRIVER
+from tests.node.claims import ClaimNode
 from tests.node.cluster import NODES, SLICES, Api, ApiError, Object, eventually, kubectl
 from tests.node.daemonset import NAMESPACE
 from tests.node.fake_host import H100_RESOURCE
@@ -62,8 +63,9 @@ CLIQUE_FILE: Final = Path("/etc/kubernetes/node-feature-discovery/features.d/gfd
 CHANNEL: Final = Path("/dev/nvidia-caps-imex-channels/channel0")
 
 AGAIN_S: Final = patient(120.0)
-"""Above kubelet's pause before it prepares a claim again. It may need a second call: the API server's node authorizer
-refuses it the claim (`no relationship found between node …`) until it has seen that the pod is on the node."""
+"""Above kubelet's pause of 60 to 90 s before it prepares a claim again. It may need a second call: the API server's
+node authorizer refuses it the claim (`no relationship found between node …`) until it has seen that the pod is on the
+node. Meanwhile the daemon does not know of the claim, and kubelet could give its GPU to a pod."""
 
 AUDIT_POLICY: Final = f"""\
 apiVersion: audit.k8s.io/v1
@@ -135,12 +137,13 @@ def everything(whole_node: Node) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def audit(whole_node: Node, everything: None) -> Audit:
     """The API server writes an audit log from now on. It goes on with that after these tests: nobody minds.
-    The daemon runs before that, and finds the server again."""
+    The daemon runs before that, and finds the server again. A controller that goes on as well may ask the server again
+    only a minute later, and takes the end of a pod for the end of its claim's reservation only then."""
     directory = Path(os.environ["K8S_DIR"])
     policy, log = directory / "run/audit-policy.yaml", directory / "log/audit.log"
     policy.write_text(AUDIT_POLICY)
     words = f"--audit-policy-file={policy} --audit-log-path={log} --audit-log-mode=blocking"
-    with whole_node.without("api", environment={"K8S_APISERVER_ARGS": words}):
+    with whole_node.without("api", "cm", environment={"K8S_APISERVER_ARGS": words}):
         log.unlink(missing_ok=True)
     return Audit(log, datetime.now(UTC))
 
@@ -177,9 +180,8 @@ def _use_slices_and_claims(node: Node) -> None:
     eventually(lambda: api.find(f"{SLICES}/stray") is None, "the end of a slice that nobody has asked for")
     _claim(api, "default", "gpu", "vfio.gpu.nvidia.com")
     _pod(api, "default", "gpu")
-    pods.wait_running(api, "gpu", AGAIN_S)
+    ClaimNode(node).comes_to("gpu", "Running", AGAIN_S)
     pods.stop(api, "gpu")
-    # A controller that has found the API server again too late to see the pod never hears of the pod's end.
     claim = f"{CLAIMS_OF.format('default')}/gpu"
     api.delete(claim)
     eventually(lambda: api.find(claim) is None, "the end of the claim", AGAIN_S)
@@ -210,7 +212,7 @@ def _domain_in_use(node: Node) -> Iterator[None]:
     try:
         eventually(lambda: label() == uid, "the label of the domain", AGAIN_S)
         _pod(api, NVIDIA_NAMESPACE, "daemon")
-        pods.wait_running(api, "channel", AGAIN_S)
+        ClaimNode(node).comes_to("channel", "Running", AGAIN_S)
         eventually(lambda: _runs(api, NVIDIA_NAMESPACE, "daemon"), "the daemon of the domain", AGAIN_S)
         yield
     finally:

@@ -29,12 +29,13 @@ def chosen(
     busy: tuple[int, ...] = (),
     functions: Sequence[PciFunction] | None = None,
     search: Search | None = None,
+    required: bool = False,
 ) -> list[int]:
     """The numbers of the devices that are chosen."""
     functions = [gpu(f"{n:02x}:00.0") for n in available] if functions is None else functions
     known = {DeviceId(d.key): d for d in devices_of(*functions)}
     request = PreferenceRequest(available=ids(available), must_include=ids(must), size=size)
-    answer = prefer(request, known, ids(busy), search, sets=sets)
+    answer = prefer(request, known, ids(busy), search, sets=sets, sets_required=required)
     return [int(i[5:7], 16) for i in answer]
 
 
@@ -59,6 +60,13 @@ def test_a_set_with_a_busy_device_is_none_while_others_are_free() -> None:
     assert chosen(2, board(8), [1, 2, 3, 4], busy=(1,)) == [3, 4]
     assert chosen(2, board(8), [1, 2, 3], busy=(1,)) == [2, 3], "free devices come before a partition"
     assert chosen(2, board(8), [1, 2], busy=(1,)) == [1, 2]
+
+
+def test_a_busy_set_comes_before_free_devices_where_sets_are_required() -> None:
+    """Allocate would refuse the free ones, which are no set, and the pod would have failed."""
+    assert chosen(2, board(8), [1, 2, 3], busy=(1,), required=True) == [1, 2]
+    assert chosen(2, board(8), [1, 2, 3, 4], busy=(1,), required=True) == [3, 4], "a free set is better"
+    assert chosen(2, board(8), [1, 3, 5], busy=(1,), required=True) == [3, 5], "there is no set"
 
 
 def test_what_must_be_included_is_in_the_set() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from gpuactors.core.events.daemon import Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreferenceRequest
 from gpuactors.core.events.host import HostScanned, SetsObserved
 from gpuactors.core.kinds.sets import DeviceSet, KnownSets, Partition, PartitionGpu, SetSource
@@ -81,6 +82,17 @@ def test_a_set_is_preferred_from_when_it_is_read(settings: Settings) -> None:
     assert preferred(core, (2, 3, 4), 2) == [3, 4]
     core.feed(named(partition(1, 2, 4)))
     assert preferred(core, (2, 3, 4), 2) == [2, 4], "a changed file counts without a restart"
+
+
+def test_a_set_with_a_gpu_whose_pod_has_just_ended_is_preferred_where_sets_are_required() -> None:
+    """Kubelet offers it again, and the daemon has not read so yet: the other two are free, but no set."""
+    for settings, wanted in ((SETTINGS, [2, 3]), (REQUIRED, [1, 2])):
+        core = node(*gpus(1, 2, 3), settings=settings)
+        core.ledger = {key(1): "vm-1"}
+        core.feed(Ticked(), after_s=60.0)
+        assert core.state.kubelet.ledger.entries
+        assert preferred(core, (1, 2, 3), 2) == wanted
+    assert preferred(core, (2, 3), 2) == [2, 3], "kubelet has not given it back"
 
 
 def test_the_nvswitches_are_offered_by_default_and_preferred_all_or_none() -> None:

@@ -65,6 +65,13 @@ SETS: Final = (
         f"{_SETS}::test_what_is_no_partition_is_refused_with_the_partitions_of_its_size",
     ),
     Mutation(
+        "free devices that are no set come before a set although sets are required",
+        "core/deviceplugin/allocation.py",
+        "for pool in pools if sets_required else pools[:1]:",
+        "for pool in pools[:1]:",
+        f"{_WIRED}::test_a_set_with_a_gpu_whose_pod_has_just_ended_is_preferred_where_sets_are_required",
+    ),
+    Mutation(
         "a number of the operator's is one of the fabric manager's",
         "core/kinds/sets.py",
         "for s in of_fabric or of_size if",

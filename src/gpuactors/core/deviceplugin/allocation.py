@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gpuactors.core.deviceplugin.choice import Group, Search, choose
-from gpuactors.core.deviceplugin.set_choice import choose_set, whole_sets
+from gpuactors.core.deviceplugin.set_choice import Ids, choose_set, whole_sets
 from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.kinds.sets import DeviceSet
 from gpuactors.core.values.inventory import Device
@@ -22,30 +22,29 @@ def prefer(
     search: Search | None = None,
     taken: Collection[DeviceId] = (),
     sets: Sequence[DeviceSet] = (),
+    sets_required: bool = False,
 ) -> tuple[DeviceId, ...]:
     """Return the devices that kubelet should choose, sorted.
 
     In this order: those that must be included; those neither `busy` nor `taken`; those not `taken`; a partition of
     exactly this size (`set_choice.py`); all or none of the NVSwitches and of the GPUs of an EGM; whole IOMMU groups;
-    the fewest NUMA nodes; the fewest PCIe roots; the lowest addresses. Never fails, because an error fails the pod's
-    admission: if fewer devices are available than requested, the answer has all of them. The containers of one call
-    share one `search`, which bounds their work.
+    the fewest NUMA nodes; the fewest PCIe roots; the lowest addresses. With `sets_required` a partition comes before
+    all but those that must be included, as Allocate refuses what is none, and waits for one that is busy. Never fails,
+    because an error fails the pod's admission: if fewer devices are available than requested, the answer has all of
+    them. The containers of one call share one `search`, which bounds their work.
     """
     must = tuple(sorted(set(request.must_include)))
     offered = set(request.available)
-    pools = (sorted(offered.difference(*last) | set(must)) for last in ((busy, taken), (taken,), ((),)))
-    pool = next((p for p in pools if len(p) >= request.size), sorted(offered | set(must)))
-    size = min(request.size, len(pool))
+    pools = [sorted(offered.difference(*last) | set(must)) for last in ((busy, taken), (taken,), ((),))]
+    pools = [pool for pool in pools if len(pool) >= request.size] or pools[-1:]
+    size = min(request.size, len(pools[0]))
     if size <= len(must):
         return must[: max(request.size, 0)]
     search = search or Search()
-    groups = _groups(pool, devices)
-    if sets:
-        # an older daemon's ID and the address may both be of one device: the one that must be included is it
-        ids = {devices[i].key: i for i in (*reversed(pool), *must) if i in devices}
-        whole = choose_set(whole_sets(sets, ids), request.size, must, groups, search)
-        if whole is not None:
+    for pool in pools if sets_required else pools[:1]:
+        if sets and (whole := _whole_set(request.size, pool, must, devices, sets, search)) is not None:
             return tuple(sorted(whole))
+    groups = _groups(pools[0], devices)
     units = _joined(groups, devices, [s for s in sets if not s.is_partition])
     chosen = set(must)
     for some in (groups, units):
@@ -54,6 +53,20 @@ def prefer(
     anchors = {(g.numa_node, g.pcie_root) for g in units if not chosen.isdisjoint(g.ids)}
     chosen.update(choose(untouched, size - len(chosen), anchors, search))
     return tuple(sorted(chosen))
+
+
+def _whole_set(
+    size: int,
+    pool: Sequence[DeviceId],
+    must: Sequence[DeviceId],
+    devices: Mapping[DeviceId, Device],
+    sets: Sequence[DeviceSet],
+    search: Search,
+) -> Ids | None:
+    """Return the best partition of this size among the devices of the pool; None if there is none."""
+    # an older daemon's ID and the address may both be of one device: the one that must be included is it
+    ids = {devices[i].key: i for i in (*reversed(pool), *must) if i in devices}
+    return choose_set(whole_sets(sets, ids), size, must, _groups(pool, devices), search)
 
 
 def _complete(chosen: set[DeviceId], groups: Iterable[Group], size: int) -> None:

@@ -254,7 +254,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     """Answer GetPreferredAllocation from known facts: first the devices that could really be opened; last those in a
     group with a device that kubelet does not offer although it has an owner or is listed as Healthy, and the relatives
     of such a device. Kubelet has not received the last list yet, or has allocated that device without this daemon, as
-    through its predecessor."""
+    through its predecessor. Where sets are required a set comes before both: Allocate reads again who has what."""
     by_id = devices_by_id(state, event.resource)
     owned = state.index.possible_owners
     busy = {
@@ -265,7 +265,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
     listed = state.published.device_lists.get(event.resource, ())
     allocatable = owned.keys() | {entry.key for entry in listed if entry.health is Health.HEALTHY}
     search = Search()
-    sets = _sets_of(state, event.resource)
+    sets, required = _sets_of(state, event.resource), state.daemon.settings.sets_required
     chosen = []
     for request in event.requests:
         offered = {by_id[i].key for i in (*request.available, *request.must_include) if i in by_id}
@@ -276,7 +276,7 @@ def preferred(state: NodeState, event: PreferenceAsked) -> Reply:
             for i, d in by_id.items()
             if d.group in groups or not elsewhere.isdisjoint(state.index.relatives(d.key))
         }
-        chosen.append(prefer(request, by_id, busy, search, taken, sets))
+        chosen.append(prefer(request, by_id, busy, search, taken, sets, required))
     return Reply(event.token, Preferred(tuple(chosen)))
 
 

@@ -264,14 +264,15 @@ class ClaimNode:
 
     # --- making -------------------------------------------------------------------------------------------
 
-    def template(self, name: str, *requests: Object, config: Iterable[Object] = ()) -> None:
-        """A ResourceClaimTemplate; it is deleted at the end."""
+    def template(
+        self, name: str, *requests: Object, config: Iterable[Object] = (), match: str | None = None
+    ) -> None:
+        """A ResourceClaimTemplate; it is deleted at the end. `match`: the attribute that all its devices have alike."""
         self._templates.append(name)
-        body = {
-            "kind": "ResourceClaimTemplate",
-            "metadata": {"name": name},
-            "spec": {"spec": _spec(requests, config)},
-        }
+        spec = _spec(requests, config)
+        if match is not None:
+            spec["devices"]["constraints"] = [{"matchAttribute": match}]
+        body = {"kind": "ResourceClaimTemplate", "metadata": {"name": name}, "spec": {"spec": spec}}
         self.api.create(TEMPLATES_OF.format(NAMESPACE), _of_group(body))
 
     def claim(self, name: str, *requests: Object, config: Iterable[Object] = ()) -> str:
@@ -611,7 +612,14 @@ def _stream(text: str) -> list[Object]:
 @pytest.fixture
 def claims(node: Node) -> Iterator[ClaimNode]:
     """The node with the overlay `dra`, and the class of the examples."""
-    node.install("dra")
+    with serving_claims(node) as found:
+        yield found
+
+
+@contextmanager
+def serving_claims(node: Node, settings: Mapping[str, str] | None = None) -> Iterator[ClaimNode]:
+    """The same, with settings of the daemon as variables."""
+    node.install("dra", settings)
     for example in yaml.safe_load_all((EXAMPLES / "device-class.yaml").read_text()):
         if node.api.find(f"{CLASSES}/{example['metadata']['name']}") is None:
             node.api.create(CLASSES, example)

@@ -229,7 +229,7 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
         world.parts_share_group = seed & 16 != 0
         if seed & SETS:
             cards = map(world.address, range(CARDS))
-            world.sets = Sets(cards, tree.functions.__contains__, required=seed & REQUIRED != 0)
+            world.sets = Sets(cards, lambda address: address in tree.functions, required=seed & REQUIRED != 0)
         if not isinstance(dra, ClaimsNode):
             for slot in range(3):
                 tree.plug(world.card(slot, MODEL, VFIO))

@@ -185,8 +185,8 @@ WORDS_OF_OTHERS: Final = frozenset(
 NAMES_OF_OTHERS: Final = frozenset(
     {
         # the kernel's files, modules and parameters
-        "driver_override", "drivers_probe", "enable_unsafe_noiommu_mode", "new_id", "nvgrace_gpu_vfio_pci",
-        "pcie_acs_override", "snd_hda_intel", "sriov_numvfs", "vfio_pci", "xhci_pci",
+        "driver_override", "drivers_probe", "enable_unsafe_noiommu_mode", "gpu_devices", "new_id",
+        "nvgrace_gpu_vfio_pci", "pcie_acs_override", "snd_hda_intel", "sriov_numvfs", "vfio_pci", "xhci_pci",
         # those of vGPUs
         "gpu_instance_id", "mdev_type", "placement_id",
         # kubelet's directory and file, a flag of a process, SELinux' types

@@ -14,8 +14,8 @@ from gpuactors.concurrency.latest import Latest
 from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.claims.outputs import FilesAct
 from gpuactors.core.events import Event
-from gpuactors.core.events.claims import FitnessChecked
-from gpuactors.core.values.claim import ActFault, ClaimsOf, ClaimUid, FitnessCheck, FitnessFinding
+from gpuactors.core.events.claims import ActDone, FitnessChecked
+from gpuactors.core.values.claim import ActFault, ClaimsOf, ClaimUid, FitnessCheck, FitnessFinding, Target
 from gpuactors.core.values.model import PciAddress, device_key
 from gpuactors.ports.claims import ActError, ClaimFileStore, DriverBinder
 
@@ -72,3 +72,37 @@ async def test_a_look_that_fails_is_a_finding_for_each_gpu(error: Exception) -> 
     assert isinstance(event, FitnessChecked)
     assert [(f.device, f.fault) for f in event.findings] == [(device_key(g), ActFault.REFUSED) for g in GPUS]
     assert all(str(error) in f.reason for f in event.findings)
+
+
+async def test_the_egms_are_read_between_an_act_and_its_event() -> None:
+    """An EGM may come with the binding of its GPU, and the claim's files follow the event."""
+    order: list[str] = []
+
+    class Bringing:
+        async def bring(self, *_: object) -> tuple[()]:
+            await trio.lowlevel.checkpoint()
+            order.append("act")
+            return ()
+
+    async def read_egms() -> None:
+        await trio.lowlevel.checkpoint()
+        order.append("read")
+        assert events.statistics().current_buffer_used == 0
+
+    act = DeviceAct(1, Target.VFIO, ())
+    devices = Latest[Mapping[PciAddress, DeviceAct]]({GPUS[0]: act})
+    acts = claim_worker.Acts(
+        devices.subscribe(),
+        Latest[FitnessCheck | None](None).subscribe(),
+        Latest[Mapping[ClaimUid, FilesAct]]({}).subscribe(),
+    )
+    inbox, events = trio.open_memory_channel[Event](2)
+    binder, files = cast("DriverBinder", Bringing()), cast("ClaimFileStore", None)
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                claim_worker.run, acts, binder, files, "gpu.example", inbox, ClaimsOf.GPUS, read_egms
+            )
+            assert await events.receive() == ActDone(1, (), driver_kind=ClaimsOf.GPUS)
+            nursery.cancel_scope.cancel()
+    assert order == ["act", "read"]

@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from gpuactors.actors import sets_reader
-from gpuactors.actors.sets_reader import SETS_REREAD_S
+from gpuactors.actors.sets_reader import EGM_REREAD_S, SETS_REREAD_S, EgmReads
 from gpuactors.core.events import Event
 from gpuactors.core.events.host import SetsObserved
-from gpuactors.core.kinds.sets import KnownSets, SetSource
+from gpuactors.core.kinds.sets import NO_SETS, KnownSets, SetSource
 from gpuactors.daemon.app import Daemon, Outside, run_daemon
 from gpuactors.host.sets_file import SetsFile
 from gpuactors.kubelet.kubelet import UnixKubelet
 from gpuactors.ports.errors import HostError
 from tests.core.builders import SETTINGS
-from tests.core.kinds.boards import board, partition
+from tests.core.kinds.boards import board, egm, partition
 from tests.daemon.test_app import EmptyHost, FailingLedger
 
 PAIR = KnownSets((partition(1, 1, 2),))
@@ -103,3 +104,42 @@ async def test_the_daemon_serves_without_a_file_and_says_so(tmp_path: Path, miss
     observed = await sets_reader.observed(SetSource.OPERATOR, SetsFile(tmp_path / missing))
     assert isinstance(observed.known, str)
     assert str(tmp_path / missing) in observed.known
+
+
+# --- EGMs -------------------------------------------------------------------------------------------------
+
+ONE_EGM = KnownSets((egm("egm4", 1),))
+GROWN = KnownSets((egm("egm4", 1, 2),))
+
+
+async def test_egms_are_posted_when_they_change_by_whatever_read(autojump_clock: MockClock) -> None:
+    reader = Listed(NO_SETS, ONE_EGM, ONE_EGM, GROWN, "hangs", GROWN, NO_SETS)
+    post, inbox = trio.open_memory_channel[Event](10)
+    egms = EgmReads(reader, post)
+    await egms.read()
+    assert inbox.statistics().current_buffer_used == 0, "a host without EGM"
+    begun_at, seen = trio.current_time(), list[tuple[float, Event]]()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(egms.run)
+        await trio.testing.wait_all_tasks_blocked()
+        egms.changed()
+        for _ in range(5):
+            event = await inbox.receive()
+            seen.append(((trio.current_time() - begun_at) / EGM_REREAD_S, event))
+        nursery.cancel_scope.cancel()
+    changes: tuple[KnownSets | str, ...] = (ONE_EGM, GROWN, "hangs", GROWN, NO_SETS)
+    assert seen == [
+        (at, SetsObserved(SetSource.EGM, known)) for at, known in zip((0, 2, 3, 4, 5), changes, strict=True)
+    ]
+
+
+async def test_a_read_of_the_egms_is_posted_before_it_ends() -> None:
+    post, inbox = trio.open_memory_channel[Event](1)
+    await EgmReads(Listed(ONE_EGM), post).read()
+    assert inbox.receive_nowait() == SetsObserved(SetSource.EGM, ONE_EGM)
+
+
+async def test_without_a_reader_nothing_is_read() -> None:
+    post, inbox = trio.open_memory_channel[Event](1)
+    await EgmReads(None, post).read()
+    assert inbox.statistics().current_buffer_used == 0

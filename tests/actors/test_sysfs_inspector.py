@@ -405,3 +405,22 @@ async def test_a_function_that_is_not_wanted_any_more_is_forgotten(autojump_cloc
             gc.collect()
             assert known() is None
             nursery.cancel_scope.cancel()
+
+
+async def test_the_egms_are_read_before_each_inspection(autojump_clock: MockClock) -> None:
+    wanted, host, order = Latest(InspectionsWanted(None, {FINE: 1}, frozenset())), Counting(), list[int]()
+
+    async def read_egms() -> None:
+        await trio.lowlevel.checkpoint()
+        order.append(len(host.batches))
+
+    host.go.set()
+    post, inbox = trio.open_memory_channel[Event](8)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), host, Uses(), post, read_egms)
+            assert await inbox.receive() == FunctionInspected(1, FINE, ())
+            wanted.set(InspectionsWanted(None, {FINE: 2}, frozenset()))
+            assert await inbox.receive() == FunctionInspected(2, FINE, ())
+            nursery.cancel_scope.cancel()
+    assert order == [0, 1]

@@ -24,6 +24,10 @@ OTHER: Final = PciAddress("0000:24:00.0")
 PATIENCE_S: Final = patient(10.0)
 
 
+def _no_egm() -> None:
+    raise AssertionError("no uevent was of an EGM")
+
+
 class FakeSource:
     """A source with these batches in it; None is an overflow."""
 
@@ -51,7 +55,7 @@ async def heard(events: int, *batches: Sequence[Hint] | None) -> list[Event]:
     scans = trio.Event()
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(udev_watcher.run, open_uevents, post, scans)
+            nursery.start_soon(udev_watcher.run, open_uevents, post, scans, _no_egm)
             found = [await inbox.receive() for _ in range(events + 1)]
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(trio.WouldBlock):
@@ -109,11 +113,27 @@ async def test_scans_begin_where_uevents_cannot_be_received(
     with trio.fail_after(60):
         if isinstance(error, RuntimeError):
             with pytest.raises(RuntimeError):
-                await udev_watcher.run(open_uevents, post, scans)
+                await udev_watcher.run(open_uevents, post, scans, _no_egm)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(udev_watcher.run, open_uevents, post, scans)
+            nursery.start_soon(udev_watcher.run, open_uevents, post, scans, _no_egm)
             await scans.wait()
             if isinstance(error, HostError):
                 assert await inbox.receive() == UeventsUnavailable("EPERM", scan_begun=False)
             assert await inbox.receive() == UeventsOpened(scan_begun=True)
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_uevent_of_an_egm_has_the_egms_read_and_is_no_event(autojump_clock: MockClock) -> None:
+    @asynccontextmanager
+    async def open_uevents() -> AsyncIterator[UeventSource]:
+        yield FakeSource([[Hint(None, None, "add egm", egm=True), Hint(GPU, None, "bind pci")]])
+
+    changed = trio.Event()
+    post, inbox = trio.open_memory_channel[Event](16)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(udev_watcher.run, open_uevents, post, trio.Event(), changed.set)
+            await changed.wait()
+            assert await inbox.receive() == UeventsOpened(scan_begun=False)
+            assert await inbox.receive() == HostChanged(GPU, None, "bind pci")
             nursery.cancel_scope.cancel()

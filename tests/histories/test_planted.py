@@ -81,8 +81,8 @@ def _swap_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     others: dict[str, Device] = {}
     devices_by_id = calls.devices_by_id
 
-    def swapped(devices: Sequence[Device]) -> Grant:
-        return grant([others.get(d.key, d) for d in devices])
+    def swapped(state: NodeState, devices: Sequence[Device]) -> Grant:
+        return grant(state, [others.get(d.key, d) for d in devices])
 
     def remember(state: NodeState, resource: ResourceName) -> Mapping[DeviceId, Device]:
         found = devices_by_id(state, resource)

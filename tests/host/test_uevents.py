@@ -108,6 +108,8 @@ def test_all_properties_of_a_uevent_are_parsed(tmp_path: Path) -> None:
         (datagram("add", "/d/no-uuid/vfio-dev/vfio3", "vfio-dev"), None),
         (datagram("add", "/devices/virtual/mtty/mtty/no-uuid", "mdev"), None),
         (datagram("add", "vfio3", "vfio-dev"), None),
+        (datagram("add", "/devices/virtual/egm/egm4", "egm"), Hint(None, None, "add egm", egm=True)),
+        (datagram("remove", "/devices/virtual/egm/egm4", "egm"), Hint(None, None, "remove egm", egm=True)),
     ],
 )
 def test_what_a_uevent_points_at(message: bytes, expected: Hint | None) -> None:

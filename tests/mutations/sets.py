@@ -9,6 +9,7 @@ from tests.mutations.mutations import Mutation
 _PREFERRED: Final = "tests/core/test_sets_preferred.py"
 _READ: Final = "tests/core/kinds/test_set_sources.py"
 _SETS: Final = "tests/core/kinds/test_sets.py"
+_EGM: Final = "tests/core/test_egm.py"
 _WIRED: Final = "tests/core/test_sets_wired.py"
 _ANY_WORLD: Final = (
     f"{_PREFERRED}::test_any_answer_has_the_size_no_device_twice_and_breaks_up_no_more_than_the_best"
@@ -130,8 +131,8 @@ SETS: Final = (
     Mutation(
         "sets that were never read are none",
         "core/host/sets.py",
-        "for source in state.host.sets.values() if source.known is None]",
-        "for source in state.host.sets.values() if source.known and source.unread]",
+        "for read in others if read.known is None]",
+        "for read in others if read.known and read.unread]",
         f"{_WIRED}::test_nothing_is_granted_before_the_sets_are_known",
     ),
     Mutation(
@@ -182,5 +183,61 @@ SETS: Final = (
         "            await post.send(first)  # before every other event: no call is answered without the sets\n",
         "",
         "tests/actors/test_sets_reader.py::test_the_daemon_knows_the_sets_before_anything_else",
+    ),
+    Mutation(
+        "an EGM goes with a part of its GPUs",
+        "core/kinds/sets.py",
+        "s.node and requested.issuperset(s.devices)",
+        "s.node and not requested.isdisjoint(s.devices)",
+        f"{_EGM}::test_a_container_gets_the_node_with_all_gpus_of_the_egm",
+    ),
+    Mutation(
+        "by CDI names a container gets no EGM",
+        "core/deviceplugin/calls.py",
+        "Grant((), egms, tuple(",
+        "Grant((), (), tuple(",
+        f"{_EGM}::test_by_cdi_names_it_is_the_only_node_beside_them",
+    ),
+    Mutation(
+        "EGMs that were never read refuse every device",
+        "core/host/sets.py",
+        " if source is not SetSource.EGM)",
+        ")",
+        f"{_EGM}::test_egms_that_were_never_read_refuse_nothing",
+    ),
+    Mutation(
+        "a claim with admin access gets the EGM",
+        "core/gpus/files.py",
+        "            if device is not None and bound:\n",
+        "            if gpu is not None:\n",
+        f"{_EGM}::test_a_claim_with_admin_access_gets_no_node",
+    ),
+    Mutation(
+        "a claim's files are written by the EGMs of before its binding",
+        "actors/claim_worker.py",
+        "            await read_egms()\n",
+        "",
+        "tests/actors/test_claim_worker.py::test_the_egms_are_read_between_an_act_and_its_event",
+    ),
+    Mutation(
+        "Allocate is answered by the EGMs of before the call",
+        "actors/sysfs_inspector.py",
+        "                await read_egms()\n",
+        "",
+        "tests/actors/test_sysfs_inspector.py::test_the_egms_are_read_before_each_inspection",
+    ),
+    Mutation(
+        "the device node of an EGM is opened",
+        "host/egm.py",
+        'return os.path.exists(self._root.real(f"{DEV}/{name}"))',
+        'return bool(os.open(self._root.real(f"{DEV}/{name}"), os.O_RDONLY))',
+        "tests/host/test_egm.py::test_the_device_node_is_never_opened",
+    ),
+    Mutation(
+        "a read of the EGMs that hangs is begun again",
+        "host/egm.py",
+        "if self._hanging is None or self._hanging.over.is_set():",
+        "if True:",
+        "tests/host/test_egm.py::test_a_read_that_hangs_is_given_up_and_later_ones_end_at_once",
     ),
 )

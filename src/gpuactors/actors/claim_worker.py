@@ -6,7 +6,7 @@ An act says what is to be, and the adaptor goes on from what it finds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 import trio
@@ -41,23 +41,32 @@ async def run(
     driver: str,
     inbox: trio.MemorySendChannel[Event],
     driver_kind: ClaimsOf,
+    read_egms: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint_if_cancelled,
 ) -> None:
     """Run for ever. `driver` is the DRA driver's name, which the files carry; `driver_kind` the driver whose claims
-    they are. `binder`: None where no claim binds a device."""
+    they are. `binder`: None where no claim binds a device. `read_egms` is called after each act on a device, and posts
+    what has changed."""
     on_files = partial(_on_files, files=files, driver=driver, driver_kind=driver_kind)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(each_once, acts.files, lambda now: now, on_files, inbox)
         if binder is not None:
-            on_device = partial(_on_device, binder=binder, driver_kind=driver_kind)
+            on_device = partial(_on_device, binder=binder, driver_kind=driver_kind, read_egms=read_egms)
             nursery.start_soon(each_once, acts.devices, lambda now: now, on_device, inbox)
             nursery.start_soon(each_once, acts.fitness_check, only, partial(_check, binder=binder), inbox)
 
 
-async def _on_device(device: DeviceKey, act: DeviceAct, binder: DriverBinder, driver_kind: ClaimsOf) -> Event:
+async def _on_device(
+    device: DeviceKey,
+    act: DeviceAct,
+    binder: DriverBinder,
+    driver_kind: ClaimsOf,
+    read_egms: Callable[[], Awaitable[None]],
+) -> Event:
     try:
         with raises_only(ActError, "claim_worker", partial(ActError, ActFault.REFUSED)):
             beside = tuple(map(function_address, act.beside))
             bound = await binder.bring(function_address(device), act.target, act.functions, beside)
+            await read_egms()
             return ActDone(act.number, bound, driver_kind=driver_kind)
     except ActError as exc:
         return ActFailed(act.number, str(exc), exc.fault, exc.moved, driver_kind=driver_kind)

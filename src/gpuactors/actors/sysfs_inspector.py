@@ -48,8 +48,9 @@ async def run(
     host: HostReader,
     use: UseReader,
     inbox: trio.MemorySendChannel[Event],
+    read_egms: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint_if_cancelled,
 ) -> None:
-    """Run until the cell is closed."""
+    """Run until the cell is closed. `read_egms` is called before each inspection, and posts what has changed."""
     done: dict[InspectedKey, int] = {}
     """The number of the last inspection that was carried out, of the functions that are wanted."""
     slow: set[InspectedKey] = set()
@@ -83,6 +84,7 @@ async def run(
                 together = await polls.begin(wanted.value.poll, with_inspections=bool(numbers))
                 if not numbers:
                     break
+                await read_egms()
                 results = await _together(tuple(numbers), wanted.value.given, host, together)
                 for address in numbers.keys() - results.keys():
                     slow.add(address)

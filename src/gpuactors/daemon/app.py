@@ -36,6 +36,7 @@ from gpuactors.actors import (
 )
 from gpuactors.actors.caller import InboxCaller
 from gpuactors.actors.raises_only import raises_only
+from gpuactors.actors.sets_reader import EgmReads
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.concurrency.replies import Replies
 from gpuactors.concurrency.supervise import RestartPolicy, supervise
@@ -62,6 +63,7 @@ from gpuactors.daemon.about import about, node_of
 from gpuactors.grpc_trio import Owner
 from gpuactors.host.boot import boot_id
 from gpuactors.host.cdi import CdiFiles
+from gpuactors.host.egm import EgmReader
 from gpuactors.host.mdev import NVIDIAS_MARKERS, PartsReader
 from gpuactors.host.pci_ids import PciIds
 from gpuactors.host.pod_cgroups import PodCgroups
@@ -156,6 +158,8 @@ class Outside(Struct, frozen=True):
     """None: a new daemon does not know the names of vGPU types that the last one has read."""
     sets: Mapping[SetSource, SetsReader] = field(default_factory=dict)
     """The sources of sets of devices."""
+    egms: SetsReader | None = None
+    """The EGMs of the host; None: they are not read."""
     dra: DraOutside | None = None
     """None: GPUs are not offered as claims."""
     domains: DomainsOutside | None = None
@@ -235,6 +239,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         served=_served_of(config, state_dir),
         vgpu_types=_vgpu_types_of(config, state_dir),
         sets=_sets_of(config),
+        egms=EgmReader(HostRoot(str(config.host_root))),
         dra=of_gpus,
         domains=of_domains,
         http=_http_of(config, (kubelet, *dict.fromkeys(reached)), journal)
@@ -463,7 +468,8 @@ async def run_daemon(
     )
 
     running: Latest[frozenset[ResourceName]] = Latest(frozenset())
-    plugins_of_claims = list(_plugins_of_claims(outside, cells, post, caller))
+    egms = EgmReads(outside.egms, post)
+    plugins_of_claims = list(_plugins_of_claims(outside, cells, post, caller, egms))
 
     async with trio.open_nursery() as nursery:
 
@@ -501,15 +507,19 @@ async def run_daemon(
             first = await sets_reader.observed(source, reader)
             await post.send(first)  # before every other event: no call is answered without the sets
             actor("sets_reader", partial(sets_reader.run, reader, first, post))
+        await egms.read()
+        if outside.egms is not None:
+            actor("egm_reader", egms.run)
         scans = trio.Event()
 
         async def inspect_host() -> None:
             await scans.wait()
-            await sysfs_inspector.run(cells.inspections.subscribe(), outside.host, outside.use, post)
+            wanted = cells.inspections.subscribe()
+            await sysfs_inspector.run(wanted, outside.host, outside.use, post, egms.read)
 
         actor("sysfs_inspector", inspect_host)
         if (uevents := outside.open_uevents) is not None:
-            actor("udev_watcher", lambda: udev_watcher.run(uevents, post, scans))
+            actor("udev_watcher", lambda: udev_watcher.run(uevents, post, scans, egms.changed))
         else:
             await post.send(UeventsUnavailable("switched off (--uevents=off)", scan_begun=False))
             scans.set()
@@ -577,12 +587,13 @@ def _plugins_of_claims(
     cells: registry.Cells,
     inbox: trio.MemorySendChannel[Event],
     caller: InboxCaller,
+    egms: EgmReads,
 ) -> Iterator[DraActors | DomainActors]:
     """Yield the actors of each DRA driver that is on; imported as in `_dra_of`."""
     if outside.dra is not None and cells.claims is not None:
         from gpuactors.daemon import claims
 
-        yield claims.DraActors(outside.dra, cells.claims, caller, inbox)
+        yield claims.DraActors(outside.dra, cells.claims, caller, inbox, read_egms=egms.read)
     if outside.domains is not None and cells.domains is not None:
         from gpuactors.daemon import domains
 

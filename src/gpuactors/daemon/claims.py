@@ -197,8 +197,10 @@ class DraActors:
         caller: InboxCaller,
         inbox: trio.MemorySendChannel[Event],
         kind: ClaimsOf = ClaimsOf.GPUS,
+        read_egms: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint_if_cancelled,
     ) -> None:
-        """`kind`: whose claims they are."""
+        """`kind`: whose claims they are. `read_egms`: the same as of `claim_worker.run`."""
+        self._read_egms = read_egms
         self._kind = kind
         self._outside = outside
         self._cells = cells
@@ -235,7 +237,9 @@ class DraActors:
         )
         actor(
             f"claim_worker{suffix}",
-            lambda: claim_worker.run(_acts(cells), outside.binder, outside.files, driver, inbox, kind),
+            lambda: claim_worker.run(
+                _acts(cells), outside.binder, outside.files, driver, inbox, kind, self._read_egms
+            ),
         )
         if outside.keep_connection is not None:
             actor(f"api_connection{suffix}", outside.keep_connection)

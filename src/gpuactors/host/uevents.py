@@ -39,7 +39,7 @@ three or four."""
 
 _log = get_logger(__name__)
 
-SUBSYSTEMS: Final = frozenset({"pci", "mdev", "vfio", "vfio-dev"})
+SUBSYSTEMS: Final = frozenset({"pci", "mdev", "vfio", "vfio-dev", "egm"})
 ACTIONS: Final = frozenset({"add", "remove", "bind", "unbind", "change"})
 
 _DATAGRAM_BYTES: Final = 16 * 1024
@@ -90,6 +90,8 @@ def hint_of(properties: Mapping[str, str]) -> Hint | None:
         case "mdev":
             # …/0000:23:00.0/<uuid>
             return _mediated(parts[-1], cause)
+        case "egm":
+            return Hint(None, None, cause, egm=True)
         case "vfio-dev":
             # …/0000:23:00.0/vfio-dev/vfio0; a mediated device has a UUID in the place of the address.
             device = parts[-3] if len(parts) >= 3 else ""

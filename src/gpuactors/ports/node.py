@@ -163,12 +163,13 @@ class LedgerContents(Struct, frozen=True):
 
 
 class Hint(Struct, frozen=True):
-    """The subject of one uevent: a function, an IOMMU group, or a mediated device."""
+    """The subject of one uevent: a function, an IOMMU group, a mediated device, or the EGMs."""
 
     address: PciAddress | None
     iommu_group: int | None
     cause: str
     mediated: DeviceKey | None = None
+    egm: bool = False
 
 
 class UeventSource(Protocol):

@@ -16,8 +16,8 @@ def partition(name: int, *numbers: int, active: bool = False) -> DeviceSet:
     return DeviceSet(tuple(sorted(map(key, numbers))), SetSource.FABRIC_MANAGER, str(name), active)
 
 
-def egm(name: str, *numbers: int) -> DeviceSet:
-    return DeviceSet(tuple(sorted(map(key, numbers))), SetSource.EGM, name)
+def egm(name: str, *numbers: int, node: str = "") -> DeviceSet:
+    return DeviceSet(tuple(sorted(map(key, numbers))), SetSource.EGM, name, node=node)
 
 
 def switches(*numbers: int) -> DeviceSet:

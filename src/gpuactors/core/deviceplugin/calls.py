@@ -50,7 +50,7 @@ from gpuactors.core.host.sets import sets_unknown
 from gpuactors.core.host.usage import last_poll, use_of
 from gpuactors.core.kinds.container import node_order
 from gpuactors.core.kinds.presence import changed
-from gpuactors.core.kinds.sets import DeviceSet, not_a_set, without_devices
+from gpuactors.core.kinds.sets import DeviceSet, egm_nodes, not_a_set, without_devices
 from gpuactors.core.kinds.table import is_key, kind_of
 from gpuactors.core.ledger.books import admitted_by, has_kept
 from gpuactors.core.ledger.identity import address_of, not_listed
@@ -608,8 +608,8 @@ def _decide(state: NodeState, call: Call) -> Answer | _Doubted | _Awaited | _Hel
                 final = [reason for reason in lacking if reason.cause is not Cause.CDI_FILE_UNWRITTEN]
                 return _refused(Refusal.FAILED_PRECONDITION, *final) if final else None
             if state.daemon.settings.allocates_by_cdi:
-                return Granted(tuple(_grant_by_cdi(call.resource, ids) for ids in call.requests))
-            return Granted(tuple(_grant([by_id[i] for i in ids]) for ids in call.requests))
+                return Granted(tuple(_grant_by_cdi(state, call.resource, ids) for ids in call.requests))
+            return Granted(tuple(_grant(state, [by_id[i] for i in ids]) for ids in call.requests))
 
 
 def _lacking(state: NodeState, call: Call) -> list[Reason]:
@@ -619,13 +619,15 @@ def _lacking(state: NodeState, call: Call) -> list[Reason]:
     return [_about(key, reason) for key, reason in found if reason is not None]
 
 
-def _grant_by_cdi(resource: ResourceName, ids: Sequence[DeviceId]) -> Grant:
-    """Return the grant of a container by CDI names alone: kubelet's IDs are the names, and the file has the nodes. With
-    nodes as well the container would get each device twice."""
-    return Grant((), (), tuple(cdi_id(resource, device) for device in sorted(ids)))
+def _grant_by_cdi(state: NodeState, resource: ResourceName, ids: Sequence[DeviceId]) -> Grant:
+    """Return the grant of a container by CDI names: kubelet's IDs are the names, and the file has the nodes. With these
+    as well the container would get each device twice. The node of an EGM is in no file, as it is of several devices."""
+    by_id = devices_by_id(state, resource)
+    egms = egm_nodes([by_id[i].key for i in ids], state.known_sets.sets)
+    return Grant((), egms, tuple(cdi_id(resource, device) for device in sorted(ids)))
 
 
-def _grant(devices: Sequence[Device]) -> Grant:
+def _grant(state: NodeState, devices: Sequence[Device]) -> Grant:
     """Return the grant of a container with these devices; empty for a container without.
 
     Its variables have exactly one key per requested unit, sorted: KubeVirt gives the next one to each `gpus[]` entry,
@@ -639,6 +641,7 @@ def _grant(devices: Sequence[Device]) -> Grant:
         name = env_name(device.resource, kind_of(device).env_prefix)
         variables.setdefault(name, []).append(device.key)
     nodes = {node for device in devices for node in device.nodes}
+    nodes.update(egm_nodes([device.key for device in devices], state.known_sets.sets))
     return Grant(
         envs=tuple([(name, ",".join(sorted(keys))) for name, keys in variables.items()]),
         nodes=tuple(sorted(nodes, key=node_order)),

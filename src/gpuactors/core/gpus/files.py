@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import final
 
 from gpuactors.core.claims.files import PlacedFile
 from gpuactors.core.claims.opaque_config import ConfigFault
 from gpuactors.core.gpus import config, placement
+from gpuactors.core.kinds.container import with_nodes
+from gpuactors.core.kinds.sets import egm_nodes
 from gpuactors.core.kinds.table import key_of, kind_named, kind_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, gpus_of
@@ -24,6 +27,7 @@ class GpuFiles:
 
     def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DeviceEdits, ...]:
         configs, edits = config.chosen(claim), list[DeviceEdits]()
+        given: list[DeviceKey] = []
         gpus = {gpu.key: gpu for gpu in gpus_of(entry).gpus}
         for result in claim.results or ():
             chosen = VfioConfig() if isinstance(configs, ConfigFault) else configs[result.request]
@@ -34,13 +38,29 @@ class GpuFiles:
             bound = _bound(entry, gpu) if gpu is not None and is_own else ()
             kind = kind_of(device) if device is not None else kind_named(result.device)
             edits.append(kind.edits(result, device, bound, chosen))
-        return tuple(edits)
+            if device is not None and bound:
+                given.append(device.key)
+        return _with_egms(state, edits, given)
 
     def directories(self, state: NodeState, entry: ClaimRecord) -> tuple[str, ...]:
         return ()
 
     def placed(self, state: NodeState, entry: ClaimRecord) -> tuple[PlacedFile, ...]:
         return ()
+
+
+def _with_egms(
+    state: NodeState, edits: Sequence[DeviceEdits], given: Collection[DeviceKey]
+) -> tuple[DeviceEdits, ...]:
+    """Return the edits with the node of each EGM of which the claim has every GPU, in those of its first GPU: KubeVirt
+    has a request for each GPU and all of them in one container, so the requests do not tell the containers apart."""
+    added = {s.devices[0]: s.node for s in state.known_sets.sets if egm_nodes(given, (s,))}
+    return tuple(
+        with_nodes(one, (added[key],))
+        if (key := key_of(one.result.device)) in added and key in given
+        else one
+        for one in edits
+    )
 
 
 def _bound(entry: ClaimRecord, gpu: ClaimedGpu) -> tuple[BoundFunction, ...]:

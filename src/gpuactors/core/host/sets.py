@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gpuactors.core.events.host import SetsObserved
-from gpuactors.core.kinds.sets import SetsOfSource
+from gpuactors.core.kinds.sets import SetsOfSource, SetSource
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Effect, Level, Log
@@ -43,8 +43,9 @@ def refused(before: NodeState, state: NodeState) -> list[Effect]:
 
 def sets_unknown(state: NodeState) -> Reason | None:
     """Return why nobody can tell whether devices are a set: a source of sets was never read. None if all were, or there
-    are none."""
-    unread = [source.unread for source in state.host.sets.values() if source.known is None]
+    are none. EGMs refuse nothing (`not_a_set`)."""
+    others = (read for source, read in state.host.sets.items() if source is not SetSource.EGM)
+    unread = [read.unread for read in others if read.known is None]
     if not unread:
         return None
     message = f"the sets of devices are not known: {'; '.join(unread)}; or allow any devices by --sets prefer"

@@ -6,13 +6,15 @@ Must not decide which nodes these are: that is the kind's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
+from msgspec.structs import replace
+
 from gpuactors import limits
 from gpuactors.core.values.cdi import device_nodes
-from gpuactors.core.values.claim import AttributeValue, Json
+from gpuactors.core.values.claim import AttributeValue, DeviceEdits, Json
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.slices import NUMA_NODE, PCIE_ROOT
 
@@ -22,6 +24,8 @@ IOMMUFD_NODE: Final = "/dev/iommu"
 
 _CDEVS: Final = "/dev/vfio/devices/"
 
+_EGMS: Final = "/dev/egm"
+
 _NO_CUDA: Final = "NVIDIA_VISIBLE_DEVICES=void"
 """The variable without which NVIDIA's container runtime adds all GPUs of the host driver to a container."""
 
@@ -29,13 +33,15 @@ _NO_CUDA: Final = "NVIDIA_VISIBLE_DEVICES=void"
 # A host has a few paths for each device, and each call needs them.
 @lru_cache(maxsize=limits.CALL_DEVICES_MAX)
 def node_order(path: str) -> tuple[int, int, str]:
-    """Return the sort key of a node: container, groups, cdevs, iommufd; each by number."""
+    """Return the sort key of a node: container, groups, cdevs, iommufd, EGMs; each by number."""
     number = int("".join(c for c in path if c.isdigit()) or 0)
     if path == CONTAINER_NODE:
         return (0, 0, path)
     if path.startswith(_CDEVS):
         return (2, number, path)
-    return (3, 0, path) if path == IOMMUFD_NODE else (1, number, path)
+    if path == IOMMUFD_NODE:
+        return (3, 0, path)
+    return (4 if path.startswith(_EGMS) else 1, number, path)
 
 
 def cdi_edits(nodes: Sequence[str]) -> Json:
@@ -44,6 +50,15 @@ def cdi_edits(nodes: Sequence[str]) -> Json:
     if nodes:
         edits["deviceNodes"] = device_nodes(nodes)
     return edits
+
+
+def with_nodes(edits: DeviceEdits, nodes: Sequence[str]) -> DeviceEdits:
+    """Return the edits of a device with more device nodes behind its own."""
+    own = edits.edits
+    assert isinstance(own, Mapping)
+    before = own.get("deviceNodes", ())
+    assert isinstance(before, tuple)
+    return replace(edits, edits={**own, "deviceNodes": (*before, *device_nodes(nodes))})
 
 
 def one_backend(nodes: Iterable[str]) -> tuple[str, ...]:

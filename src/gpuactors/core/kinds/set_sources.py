@@ -7,7 +7,7 @@ and named with its place and the remedy; every other set stands. Must not touch 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct, ValidationError, convert
@@ -315,9 +315,9 @@ def _contradictions(found: Sequence[tuple[Partition, tuple[DeviceKey, ...]]]) ->
 # --- EGM ---------------------------------------------------------------------------------------------------
 
 
-def egm_sets(lists: Mapping[str, Sequence[str]]) -> SetsRead:
+def egm_sets(lists: Mapping[str, Sequence[str]], nodes: Collection[str] = ()) -> SetsRead:
     """Return the GPUs of each EGM, from the addresses in `/sys/class/egm/<name>`. An EGM without a GPU yet is no set,
-    and a GPU of two EGMs is a contradiction."""
+    and a GPU of two EGMs is a contradiction. `nodes`: the EGMs whose device node exists."""
     found: dict[str, tuple[DeviceKey, ...]] = {}
     problems: list[str] = []
     for name, addresses in sorted(lists.items()):
@@ -338,7 +338,7 @@ def egm_sets(lists: Mapping[str, Sequence[str]]) -> SetsRead:
         )
     return SetsRead(
         tuple(
-            DeviceSet(keys, SetSource.EGM, name)
+            DeviceSet(keys, SetSource.EGM, name, node=f"/dev/{name}" if name in nodes else "")
             for name, keys in found.items()
             if all(counts[key] == 1 for key in keys)
         ),

@@ -50,6 +50,9 @@ class DeviceSet(Struct, frozen=True, gc=False):
     """The name in its source: of a partition its number, in decimal digits; of an EGM the kernel's, `egm4`."""
     is_active: bool = False
     """True if the fabric manager has activated it."""
+    node: str = ""
+    """The device node of an EGM, by which QEMU gets its memory: `/dev/egm4`; empty if it is not there. Must not be
+    opened: the first open clears the memory, which takes long."""
 
     @property
     def size(self) -> int:
@@ -143,6 +146,13 @@ def not_a_set(devices: Collection[DeviceKey], sets: Sequence[DeviceSet]) -> Reas
                 "none, or allow it by --sets prefer",
             )
     return None
+
+
+def egm_nodes(devices: Collection[DeviceKey], sets: Iterable[DeviceSet]) -> tuple[str, ...]:
+    """Return the node of each EGM of which one container has every GPU, sorted. Another container that has a GPU of it
+    must not reach its memory, so a part gets no node (as kubevirt-gpu-device-plugin 1.6, generic_device_plugin.go)."""
+    requested = frozenset(devices)
+    return tuple(sorted(s.node for s in sets if s.node and requested.issuperset(s.devices)))
 
 
 def _remedy(size: int, partitions: Sequence[DeviceSet]) -> str:

@@ -178,6 +178,11 @@ def _use_slices_and_claims(node: Node) -> None:
     stray = _slice("stray", node.name, driver=DRIVER)
     api.create(SLICES, stray)
     eventually(lambda: api.find(f"{SLICES}/stray") is None, "the end of a slice that nobody has asked for")
+    # Scheduler and kubelet may ask the API server again only a minute after its restart. Until kubelet does, it could
+    # give the GPU of a claim that is reserved already to another pod.
+    pods.create(api, pods.tenant("first", command=IDLE))
+    pods.wait_running(api, "first", AGAIN_S)
+    pods.stop(api, "first", within_s=AGAIN_S)
     _claim(api, "default", "gpu", "vfio.gpu.nvidia.com")
     _pod(api, "default", "gpu")
     ClaimNode(node).comes_to("gpu", "Running", AGAIN_S)

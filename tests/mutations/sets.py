@@ -10,6 +10,7 @@ _PREFERRED: Final = "tests/core/test_sets_preferred.py"
 _READ: Final = "tests/core/kinds/test_set_sources.py"
 _SETS: Final = "tests/core/kinds/test_sets.py"
 _EGM: Final = "tests/core/test_egm.py"
+_SWITCHES: Final = "tests/host/test_nvswitches.py"
 _WIRED: Final = "tests/core/test_sets_wired.py"
 _ANY_WORLD: Final = (
     f"{_PREFERRED}::test_any_answer_has_the_size_no_device_twice_and_breaks_up_no_more_than_the_best"
@@ -131,8 +132,8 @@ SETS: Final = (
     Mutation(
         "sets that were never read are none",
         "core/host/sets.py",
-        "for read in others if read.known is None]",
-        "for read in others if read.known and read.unread]",
+        "for read in of_partitions if read.known is None]",
+        "for read in of_partitions if read.known and read.unread]",
         f"{_WIRED}::test_nothing_is_granted_before_the_sets_are_known",
     ),
     Mutation(
@@ -201,16 +202,9 @@ SETS: Final = (
     Mutation(
         "EGMs that were never read refuse every device",
         "core/host/sets.py",
-        " if source is not SetSource.EGM)",
+        "if source in _OF_PARTITIONS)",
         ")",
         f"{_EGM}::test_egms_that_were_never_read_refuse_nothing",
-    ),
-    Mutation(
-        "a claim with admin access gets the EGM",
-        "core/gpus/files.py",
-        "            if device is not None and bound:\n",
-        "            if gpu is not None:\n",
-        f"{_EGM}::test_a_claim_with_admin_access_gets_no_node",
     ),
     Mutation(
         "a claim's files are written by the EGMs of before its binding",
@@ -239,5 +233,19 @@ SETS: Final = (
         "if self._hanging is None or self._hanging.over.is_set():",
         "if True:",
         "tests/host/test_egm.py::test_a_read_that_hangs_is_given_up_and_later_ones_end_at_once",
+    ),
+    Mutation(
+        "every InfiniBand card is the bridge to NVSwitches",
+        "host/nvlink_bridges.py",
+        'return _MARK in read_plain(f"{directory}/vpd", VPD_MAX_BYTES)',
+        "return True",
+        f"{_SWITCHES}::test_what_looks_like_a_bridge_is_no_sign",
+    ),
+    Mutation(
+        "a claim takes a GPU from the host's fabric where NVSwitches are no functions",
+        "core/gpus/exclusion.py",
+        "    bridges = state.known_sets.bridges\n",
+        "    bridges = ()\n",
+        f"{_SWITCHES}::test_the_bridges_to_switches_that_are_no_functions_are_the_sign_of_the_hosts_fabric",
     ),
 )

@@ -18,7 +18,11 @@ from gpuactors.core.kinds.sets import NO_SETS, SetSource
 from gpuactors.ports.errors import HostError
 from gpuactors.ports.node import SetsReader
 
-SETS_REREAD_S: Final[Mapping[SetSource, float]] = {SetSource.OPERATOR: 10.0, SetSource.FABRIC_MANAGER: 60.0}
+SETS_REREAD_S: Final[Mapping[SetSource, float]] = {
+    SetSource.OPERATOR: 10.0,
+    SetSource.FABRIC_MANAGER: 60.0,
+    SetSource.SWITCHES: 60.0,
+}
 """The interval between two reads of a source, in seconds: after it a change counts. A read of the fabric manager starts
 a program."""
 

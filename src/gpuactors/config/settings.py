@@ -496,8 +496,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     nvswitch: Annotated[
         Nvswitch,
         Described(
-            "Whether a claim may take a GPU from its host's driver while NVSwitches of the node are on a driver of "
-            "the host, which removes it from that host's NVLink fabric."
+            "Whether a claim may take a GPU from its host's driver while NVSwitches of the node, or bridges to "
+            "them, are on a driver of the host, which removes it from that host's NVLink fabric."
         ),
     ] = "refuse"
     sets: Annotated[

@@ -295,6 +295,10 @@ def _sets_of(config: Config) -> Mapping[SetSource, SetsReader]:
         from gpuactors.host.partition_command import PartitionCommand  # as in `_dra_of`
 
         sources[SetSource.FABRIC_MANAGER] = PartitionCommand(config.partition_command)
+    if config.dra == "on" and config.nvswitch == "refuse":
+        from gpuactors.host.nvlink_bridges import NvlinkBridges  # as in `_dra_of`
+
+        sources[SetSource.SWITCHES] = NvlinkBridges(HostRoot(str(config.host_root)))
     return sources
 
 

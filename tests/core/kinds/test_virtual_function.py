@@ -138,8 +138,8 @@ def test_one_that_lost_its_selector_is_told_so() -> None:
 
 def test_the_hosts_fabric_does_not_keep_it() -> None:
     """Its physical function stays with the host."""
-    switch = gpu("0000:05:00.0", 5, driver="nvidia", class_code="068000")
-    assert VIRTUAL_FUNCTION.of_the_hosts_fabric(device(PHYSICAL, VIRTUAL), (switch,)) is None
+    fabric = "NVSwitch 0000:05:00.0 is on nvidia"
+    assert VIRTUAL_FUNCTION.of_the_hosts_fabric(device(PHYSICAL, VIRTUAL), fabric) is None
 
 
 def test_a_slice_says_that_it_is_a_virtual_function_and_of_which() -> None:

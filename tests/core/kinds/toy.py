@@ -120,7 +120,7 @@ class Halves:
     def not_viable(self, device: Device, to_bind: Collection[PciFunction]) -> Reason | None:
         return None
 
-    def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
+    def of_the_hosts_fabric(self, device: Device, fabric: str) -> Reason | None:
         return None
 
     def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:

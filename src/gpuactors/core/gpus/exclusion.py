@@ -72,12 +72,16 @@ def of_the_host(state: NodeState, device: Device, claimed: Iterable[DeviceKey] =
     return kind.not_viable(device, (*kind.to_bind(device), *of_the_claim))
 
 
-def switches_in_the_way(state: NodeState) -> tuple[PciFunction, ...]:
-    """Return the NVSwitches because of which a GPU on its host's driver must not be bound to vfio, sorted by
-    address."""
+def hosts_fabric(state: NodeState) -> str:
+    """Return the sign that the host runs an NVLink fabric, because of which a GPU on its driver must not be bound to
+    vfio, as a part of a sentence; empty without one, and where that is allowed."""
     if state.gpus.settings.nvswitch_allowed:
-        return ()
-    return tuple([state.host.functions[address] for address in sorted(state.index.switches)])
+        return ""
+    if state.index.switches:
+        switch = state.host.functions[min(state.index.switches)]
+        return f"NVSwitch {switch.address} is on {quoted_id(switch.driver or '')}"
+    bridges = state.known_sets.bridges
+    return f"{bridges[0]} is the bridge to its NVSwitches, and on a driver of the host" if bridges else ""
 
 
 def not_given(state: NodeState, names: Iterable[str]) -> Reason | None:
@@ -134,7 +138,7 @@ def conflict(state: NodeState, entry: ClaimRecord) -> Conflict | None:
             return Conflict(_about(key, unseen))
         if sign := dead(device):
             return Conflict(_about(key, sign), is_final=True)
-        fabric = kind_of(device).of_the_hosts_fabric(device, switches_in_the_way(state))
+        fabric = kind_of(device).of_the_hosts_fabric(device, hosts_fabric(state))
         if never := another_model(state, entry, device) or fabric:
             return Conflict(never, is_final=True)
         if claimed := _by_another_claim(state, entry, key, device):

@@ -7,14 +7,14 @@ at its end, for the devices that have changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuactors.core.gpus.exclusion import switches_in_the_way
+from gpuactors.core.gpus.exclusion import hosts_fabric
 from gpuactors.core.kinds.kind import Act
 from gpuactors.core.kinds.presence import gone
 from gpuactors.core.kinds.sets import KnownSets, set_attributes, with_attributes
@@ -31,7 +31,6 @@ from gpuactors.core.values.memo import memoized, memoized_each
 from gpuactors.core.values.model import (
     ClaimedDevice,
     DeviceKey,
-    PciFunction,
     ResourceName,
     function_address,
     is_pci_address,
@@ -70,7 +69,7 @@ class _Inputs(Struct, frozen=True, gc=False):
     """Its last offer, if it is not selected any more and a claim has it."""
     of_sets: Mapping[str, int | str | None]
     """The attributes by which a claim requests a set with the device (`kinds/sets.py`)."""
-    switches: tuple[PciFunction, ...]
+    fabric: str
     """The NVSwitches of the node that keep a GPU on its host's driver."""
 
 
@@ -98,7 +97,7 @@ def offered(state: NodeState) -> NodeState:
             for key in gpus.reserved
             if key in before.devices and key not in index.names
         },
-        switches_in_the_way(state),
+        hosts_fabric(state),
         state.known_sets,
     )
     return state if now == before else replace(state, offered=now)
@@ -115,7 +114,7 @@ def _offered(
     fitness: Mapping[DeviceKey, Fitness],
     placed: frozenset[DeviceKey],
     last_offers: Mapping[DeviceKey, OfferedDevice],
-    switches: tuple[PciFunction, ...],
+    fabric: str,
     sets: KnownSets,
 ) -> Offered:
     """Offer each device that is selected, or that a claim has."""
@@ -134,7 +133,7 @@ def _offered(
             of_sets=set_attributes(key, sets.sets, sets.modules)
             if sets.sets or sets.modules
             else _NO_ATTRIBUTES,
-            switches=switches,
+            fabric=fabric,
         )
         for key in sorted(selected.keys() | reserved.keys())
     }
@@ -156,7 +155,7 @@ def _offer_each(inputs: _Inputs) -> tuple[OfferedDevice | None, DeviceHealth]:
         offer = _of_card(kind_of(device).offer(device, claimed=claimed), device)
         offer = with_attributes(offer, inputs.of_sets)
         if not claimed:
-            offer = replace(offer, blocked=_blocked(device, assessment, inputs.bind_blocker, inputs.switches))
+            offer = replace(offer, blocked=_blocked(device, assessment, inputs.bind_blocker, inputs.fabric))
     elif offer is not None:
         # A pool never lacks an allocated device: it stays until its claim ends.
         offer = replace(offer, claimed=True, blocked=_GONE)
@@ -193,20 +192,20 @@ def why_blocked(state: NodeState, key: DeviceKey) -> str:
         return ""
     if assessment.holding is not None:
         return assessment.holding.reason.message
-    if (fault := _fault(device, assessment, switches_in_the_way(state))) is not None:
+    if (fault := _fault(device, assessment, hosts_fabric(state))) is not None:
         return fault.message
     fitness = state.gpus.fitness.get(key)
     return fitness.bind_blocker.message if fitness is not None and fitness.bind_blocker is not None else ""
 
 
 def _blocked(
-    device: Device, assessment: Assessment, bind_blocker: Reason | None, switches: Sequence[PciFunction]
+    device: Device, assessment: Assessment, bind_blocker: Reason | None, fabric: str
 ) -> BlockReason | None:
     if assessment.holding is not None:
         cause = assessment.holding.reason.cause
         # Kubelet lists the pod half a second after its allocation: with one cause the slice changes once.
         return BlockReason(BlockKind.HELD, str(Cause.ALLOCATED if cause is Cause.JUST_ALLOCATED else cause))
-    if (fault := _fault(device, assessment, switches)) is not None:
+    if (fault := _fault(device, assessment, fabric)) is not None:
         return BlockReason(BlockKind.UNHEALTHY, str(fault.cause))
     if bind_blocker is None:
         return None
@@ -214,9 +213,7 @@ def _blocked(
     return BlockReason(BlockKind.HELD if held else BlockKind.UNHEALTHY, str(bind_blocker.cause))
 
 
-def _fault(
-    device: Device, assessment: Assessment, switches: Sequence[PciFunction], *, is_placed: bool = False
-) -> Reason | None:
+def _fault(device: Device, assessment: Assessment, fabric: str, *, is_placed: bool = False) -> Reason | None:
     """Return why no claim could use the device, whoever has it now; None if one could. `is_placed` is true if a claim
     has bound it, and does not bind it again while its virtual machine runs."""
     kind = kind_of(device)
@@ -224,7 +221,7 @@ def _fault(
     ignored = OF_A_PART if is_placed else _BOUND_BY_CLAIMS if Act.BIND in kind.acts else frozenset()
     if blocker is not None and blocker.cause not in ignored:
         return blocker
-    return kind.not_viable(device, kind.to_bind(device)) or kind.of_the_hosts_fabric(device, switches)
+    return kind.not_viable(device, kind.to_bind(device)) or kind.of_the_hosts_fabric(device, fabric)
 
 
 def _health(inputs: _Inputs) -> DeviceHealth:
@@ -233,7 +230,7 @@ def _health(inputs: _Inputs) -> DeviceHealth:
     if not inputs.is_there:
         return DeviceHealth(pool, name, DraHealth.UNHEALTHY, gone(inputs.key).message)
     if inputs.device is not None and inputs.assessment is not None:
-        fault = _fault(inputs.device, inputs.assessment, inputs.switches, is_placed=inputs.is_placed)
+        fault = _fault(inputs.device, inputs.assessment, inputs.fabric, is_placed=inputs.is_placed)
     if fault is not None:
         return DeviceHealth(pool, name, DraHealth.UNHEALTHY, fault.message)
     return DeviceHealth(pool, name, DraHealth.HEALTHY, "")

@@ -5,15 +5,19 @@ A file of its own: `kinds/sets.py`, which decides what a set means, does not kno
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from gpuactors.core.events.host import SetsObserved
-from gpuactors.core.kinds.sets import SetsOfSource, SetSource
+from gpuactors.core.kinds.sets import NO_SETS, SetsOfSource, SetSource
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Effect, Level, Log
 from gpuactors.core.values.quote import first_of
 from gpuactors.core.values.status import Reason
+
+_OF_PARTITIONS: Final = frozenset({SetSource.OPERATOR, SetSource.FABRIC_MANAGER})
 
 
 def observed(state: NodeState, event: SetsObserved) -> tuple[NodeState, list[Effect]]:
@@ -25,7 +29,8 @@ def observed(state: NodeState, event: SetsObserved) -> tuple[NodeState, list[Eff
     else:
         now = SetsOfSource(event.known)
         line = Log(Level.INFO, "sets.read", {"source": str(event.source)})
-    if now == before:
+    is_none = event.source is SetSource.SWITCHES and now.known == NO_SETS and before.known is None
+    if now == before or (is_none and not before.unread):
         return state, []
     return replace(state, host=replace(state.host, sets={**state.host.sets, event.source: now})), [line]
 
@@ -43,9 +48,9 @@ def refused(before: NodeState, state: NodeState) -> list[Effect]:
 
 def sets_unknown(state: NodeState) -> Reason | None:
     """Return why nobody can tell whether devices are a set: a source of sets was never read. None if all were, or there
-    are none. EGMs refuse nothing (`not_a_set`)."""
-    others = (read for source, read in state.host.sets.items() if source is not SetSource.EGM)
-    unread = [read.unread for read in others if read.known is None]
+    are none. The others name no partition, so they refuse nothing (`not_a_set`)."""
+    of_partitions = (read for source, read in state.host.sets.items() if source in _OF_PARTITIONS)
+    unread = [read.unread for read in of_partitions if read.known is None]
     if not unread:
         return None
     message = f"the sets of devices are not known: {'; '.join(unread)}; or allow any devices by --sets prefer"

@@ -89,9 +89,9 @@ class Kind(Protocol):
         """Return why Act.BIND would not make the device usable: the host uses its IOMMU group. None if it would.
         `to_bind` has the functions that the claim binds, also those of its other devices."""
 
-    def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
+    def of_the_hosts_fabric(self, device: Device, fabric: str) -> Reason | None:
         """Return why Act.BIND must not take the device from its host's driver: the host runs an NVLink fabric across
-        such devices. None if it may. `switches` are the NVSwitches on a driver of the host, sorted by address."""
+        such devices. None if it may. `fabric` is the sign of that fabric, in words; empty if there is none."""
 
     # --- how a device is allocated ---
 

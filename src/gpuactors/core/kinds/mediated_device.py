@@ -113,7 +113,7 @@ class MediatedDevices:
         """Return None: its group has no other member, and no IOMMU behind it."""
         return None
 
-    def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
+    def of_the_hosts_fabric(self, device: Device, fabric: str) -> Reason | None:
         """Return None: its parent stays on its host's driver."""
         return None
 

@@ -26,6 +26,7 @@ from gpuactors.core.values.inventory import (
 )
 from gpuactors.core.values.memo import memoized_each
 from gpuactors.core.values.model import (
+    NVIDIA,
     DeviceKey,
     Observed,
     PciFunction,
@@ -139,24 +140,22 @@ class PciFunctions:
         function = device.units[0]
         return not_viable(function, function, device.members, {f.address for f in to_bind})
 
-    def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
+    def of_the_hosts_fabric(self, device: Device, fabric: str) -> Reason | None:
         """Refuse, as the host's fabric manager knows only the GPUs on the host's driver: after the bind it could not
         name this one, and no other program partitions the fabric for it."""
         function = device.units[0]
         if (
-            not switches
+            not fabric
             or function.driver is None
             or function.vfio_bound
             or function.is_nvswitch
-            or function.vendor != switches[0].vendor
+            or function.vendor != NVIDIA
         ):
             return None
-        switch = switches[0]
         return Reason(
             Cause.FABRIC_OF_HOST,
-            f"{function.address} is on its host's driver, in an NVLink fabric that the host runs (NVSwitch "
-            f"{switch.address} is on {quoted_id(switch.driver or '')}): bind GPUs and NVSwitches to vfio-pci at boot, "
-            "or allow it by --nvswitch allow",
+            f"{function.address} is on its host's driver, in an NVLink fabric that the host runs ({fabric}): bind "
+            "GPUs, and NVSwitches that are PCI functions, to vfio-pci at boot, or allow it by --nvswitch allow",
         )
 
     def offer(self, device: Device, *, claimed: bool) -> OfferedDevice:

@@ -69,7 +69,8 @@ def known_sets(
         fabric = fabric_sets(LISTED_BY, listed, gpus)
         sets += fabric.sets
         problems += fabric.problems
-    return KnownSets(tuple(sets), modules, tuple(problems))
+    bridges = tuple(bridge for known in read for bridge in known.bridges)
+    return KnownSets(tuple(sets), modules, tuple(problems), bridges=bridges)
 
 
 # --- the operator's file ----------------------------------------------------------------------------------

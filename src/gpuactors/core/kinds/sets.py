@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.model import DeviceKey
+from gpuactors.core.values.model import DeviceKey, PciAddress
 from gpuactors.core.values.quote import quoted_ids
 from gpuactors.core.values.slices import OfferedDevice, known_attributes
 from gpuactors.core.values.status import Reason
@@ -92,6 +92,9 @@ class KnownSets(Struct, frozen=True, gc=False):
     """Why sets were left out, each as a sentence with file, place and remedy."""
     partitions: tuple[Partition, ...] = ()
     """The partitions that the fabric manager lists. Which GPUs they mean depends on what the host says of each."""
+    bridges: tuple[PciAddress, ...] = ()
+    """The functions on a driver of the host by which its fabric manager reaches NVSwitches that are no PCI functions
+    (HGX B200 and B300), sorted."""
 
 
 class SetsOfSource(Struct, frozen=True, gc=False):

@@ -77,7 +77,7 @@ class Vgpus(PciFunctions):
     def to_bind(self, device: Device) -> tuple[PciFunction, ...]:
         return ()
 
-    def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
+    def of_the_hosts_fabric(self, device: Device, fabric: str) -> Reason | None:
         """Allow it: the GPU stays on its host's driver, which the fabric manager knows."""
         return None
 

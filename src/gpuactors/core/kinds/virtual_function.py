@@ -6,7 +6,7 @@ Must not decide who has a device: that is `assessment/holding.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, final
 
 from msgspec.structs import replace
@@ -63,7 +63,7 @@ class VirtualFunctions(PciFunctions):
     def never_given(self, device: Device) -> Reason | None:
         return super().never_given(device) or _left_alone(device) or without_physical(device)
 
-    def of_the_hosts_fabric(self, device: Device, switches: Sequence[PciFunction]) -> Reason | None:
+    def of_the_hosts_fabric(self, device: Device, fabric: str) -> Reason | None:
         """Allow it: the physical function stays on its host's driver, which the fabric manager knows."""
         return None
 

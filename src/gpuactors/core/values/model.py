@@ -68,7 +68,7 @@ class Health(StrEnum):
     UNHEALTHY = "Unhealthy"
 
 
-_NVIDIA: Final = "10de"
+NVIDIA: Final = "10de"
 _OTHER_BRIDGE: Final = "0680"
 """PCI_CLASS_BRIDGE_OTHER."""
 
@@ -153,7 +153,7 @@ class PciFunction(Struct, frozen=True, gc=False):
     @property
     def is_nvswitch(self) -> bool:
         """True for an NVSwitch, the switch of an HGX board's NVLink fabric."""
-        return self.vendor == _NVIDIA and self.class_code.startswith(_OTHER_BRIDGE)
+        return self.vendor == NVIDIA and self.class_code.startswith(_OTHER_BRIDGE)
 
     @property
     def has_node(self) -> bool:

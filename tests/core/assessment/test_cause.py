@@ -24,6 +24,7 @@ from gpuactors.core.events.host import (
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.host.usage import POLL_S
 from gpuactors.core.kinds.sets import not_a_set
+from gpuactors.core.partitions import outputs
 from gpuactors.core.reports.snapshot import project, report
 from gpuactors.core.state.claims import Claims
 from gpuactors.core.state.gpus import Gpus
@@ -61,6 +62,7 @@ from tests.core.claims.test_causes import CLAIMS
 from tests.core.domains.test_causes import DOMAINS
 from tests.core.gpus.claim_core import CLAIM_SETTINGS, ClaimCore
 from tests.core.kinds.boards import board, key
+from tests.core.partitions import fabric
 from tests.core.test_asking import Kubelet
 
 T = Token(1)
@@ -323,6 +325,21 @@ def no_partition() -> set[Cause]:
     return {reason.cause}
 
 
+def lost_partition() -> set[Cause]:
+    """The fabric manager was restarted under its virtual machine."""
+    owned = fabric.settled(fabric.comes(fabric.fabric(), fabric.P1))
+    restarted = fabric.fabric_manager_restarts(fabric.opens(owned, fabric.P1))
+    return {reason.cause for reason in outputs.lost(fabric.settled(restarted, ticks=1).partitions).values()}
+
+
+def partition_refused(world: fabric.Fabric, queries: int) -> set[Cause]:
+    world = fabric.comes(world, fabric.P1)
+    for _ in range(queries):
+        world = fabric.queried(world)
+    why = outputs.conflict(world.partitions, f"owner of {fabric.P1}")
+    return {why.why.cause} if why is not None else set()
+
+
 ANOTHER = replace(gpu(A), device="20b0", model="GA100 [A100 PCIe 80GB]")
 
 
@@ -459,6 +476,15 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     "requested twice": (Cause.INVALID_REQUEST, lambda: refused(asked(node(), A, A))),
     "stopping": (Cause.NOT_SERVING, not_serving),
     "no partition was requested": (Cause.NOT_A_SET, no_partition),
+    "its partition is not active yet": (
+        Cause.PARTITION_LATE,
+        lambda: partition_refused(fabric.fabric(), 1),
+    ),
+    "another program has activated its partition": (
+        Cause.PARTITION_IN_USE,
+        lambda: partition_refused(fabric.others_activate(fabric.fabric(), fabric.P1), 3),
+    ),
+    "its partition is lost": (Cause.PARTITION_LOST, lost_partition),
 }
 """What is done, and the one cause that it has."""
 

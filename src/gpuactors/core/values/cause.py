@@ -69,6 +69,9 @@ class Cause(StrEnum):
     INVALID_REQUEST = "InvalidRequest"
     NOT_SERVING = "NotServing"
     NOT_A_SET = "NotASet"
+    PARTITION_LATE = "PartitionLate"
+    PARTITION_IN_USE = "PartitionInUse"
+    PARTITION_LOST = "PartitionLost"
     # --- of calls about claims only
     CLAIM_NOT_FOUND = "ClaimNotFound"
     CLAIM_NOT_ALLOCATED = "ClaimNotAllocated"
@@ -358,6 +361,22 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         "The requested GPUs are not exactly one partition of the NVLink fabric, or only some of the node's NVSwitches.",
         "Request a set that the message names: in a claim by matchAttribute `partition2`, by the device plugin with as "
         "many GPUs as a partition has. Or allow it by --sets prefer.",
+    ),
+    Cause.PARTITION_LATE: Meaning(
+        CALL,
+        "The partition of the requested GPUs was not shown active in time.",
+        "See the message, the fabric manager's log, and whether the command for partitions works.",
+    ),
+    Cause.PARTITION_IN_USE: Meaning(
+        CALL,
+        "Another program has activated the partition of the requested GPUs, or one that overlaps it.",
+        "Deactivate it by the fabric manager's tool if no virtual machine uses it.",
+    ),
+    Cause.PARTITION_LOST: Meaning(
+        UNHEALTHY,
+        "gpuactors activated the partition of the GPU for its owner, and it is not active any more.",
+        "Restart the virtual machine: the partition is activated again before it starts. See why the fabric manager "
+        "was restarted.",
     ),
     Cause.CLAIM_NOT_FOUND: Meaning(
         CALL, "The API server has no such claim, or another one by this name.", "Nothing: its pod is ending."

@@ -1,0 +1,128 @@
+"""The outputs of the partitions, for readers outside: orders, answers, conditions. Derived, never kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from gpuactors.core.partitions.machine import WITNESSES, has_fresh_query
+from gpuactors.core.state.partitions import PartitionRecord, Partitions
+from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.model import DeviceKey
+from gpuactors.core.values.partition import INTENTS, Goal, Intent, PartitionId, PartitionState
+from gpuactors.core.values.status import Conflict, Reason
+
+_S = PartitionState
+
+
+class PartitionAct(Struct, frozen=True, gc=False):
+    """Run the operator's command with this goal and id, once for each number."""
+
+    number: int
+    id: PartitionId
+    goal: Goal
+
+
+class IntentsWanted(Struct, frozen=True, gc=False):
+    """The content of the file of intents."""
+
+    number: int
+    intents: tuple[Intent, ...]
+
+
+class PartitionsWanted(Struct, frozen=True, gc=False):
+    """The orders to the actor of partitions. Each number is done once."""
+
+    query: int | None
+    act: PartitionAct | None
+    file: IntentsWanted | None
+
+
+def partitions_wanted(partitions: Partitions) -> PartitionsWanted:
+    """Return the orders. An act is in them only if its intent is on disk."""
+    act = PartitionAct(*partitions.act) if partitions.act is not None else None
+    query = partitions.query if partitions.query > partitions.answered else None
+    return PartitionsWanted(query, act, _file(partitions))
+
+
+def _file(partitions: Partitions) -> IntentsWanted | None:
+    if partitions.intents <= partitions.durable:
+        return None
+    intents = (
+        Intent(record.id, record.devices, INTENTS[record.state])
+        for record in partitions.records.values()
+        if record.state in INTENTS
+    )
+    return IntentsWanted(partitions.intents, tuple(intents))
+
+
+def conflict(partitions: Partitions, owner: str) -> Conflict | None:
+    """Return why a call of this owner must not be answered yet; None if it may be. An owner whose devices are no
+    partition needs none."""
+    if partitions.users is None or not partitions.is_loaded or partitions.shown is None:
+        problem = f": {partitions.query_problem}" if partitions.query_problem else ""
+        return _late(f"the partitions of the NVLink fabric have not been read yet{problem}")
+    devices = partitions.users.owners[owner].devices
+    of_owner = [r for r in partitions.records.values() if r.devices == devices]
+    return next((why for r in of_owner if (why := _not_ready(partitions, r)) is not None), None)
+
+
+def _not_ready(partitions: Partitions, record: PartitionRecord) -> Conflict | None:
+    match record.state:
+        case _S.ACTIVE:
+            if record.seen and has_fresh_query(partitions, record):
+                return None
+            return _late(f"whether partition {record.id} is still active is being checked")
+        case _S.CHECKING if record.seen and record.votes >= WITNESSES:
+            return _in_use(partitions, record)
+        case _S.LOST if record.seen is False:
+            return Conflict(_lost(record))
+        case _:
+            problem = record.problem or partitions.query_problem or partitions.file_problem
+            detail = f": {problem}" if problem else ""
+            return _late(f"partition {record.id} is {record.state}{detail}")
+
+
+def _late(message: str) -> Conflict:
+    return Conflict(Reason(Cause.PARTITION_LATE, message))
+
+
+def _in_use(partitions: Partitions, record: PartitionRecord) -> Conflict:
+    """Return the conflict with an active partition that has one of the devices. Waiting helps if it is ours."""
+    active = [p.id for p in (partitions.shown or {}).values() if p.is_active and p.devices & record.devices]
+    theirs = [key for key in active if key in of_others(partitions)]
+    if not theirs:
+        return _late(f"partition {record.id} waits until partition {', '.join(active)} is deactivated")
+    return Conflict(
+        Reason(
+            Cause.PARTITION_IN_USE,
+            f"partition {record.id} cannot be activated: partition {', '.join(theirs)} is active, and not by "
+            "gpuactors. Deactivate it by the fabric manager's tool if no virtual machine uses it",
+        ),
+        is_final=True,
+    )
+
+
+def _lost(record: PartitionRecord) -> Reason:
+    return Reason(
+        Cause.PARTITION_LOST,
+        f"partition {record.id} of {', '.join(sorted(record.devices))} is not active any more: the fabric manager was "
+        "restarted?",
+    )
+
+
+def lost(partitions: Partitions) -> Mapping[DeviceKey, Reason]:
+    """Return the devices of partitions that have an owner and are not active any more."""
+    return {
+        device: _lost(record)
+        for record in partitions.records.values()
+        if record.state is _S.LOST and record.owners
+        for device in sorted(record.devices)
+    }
+
+
+def of_others(partitions: Partitions) -> tuple[PartitionId, ...]:
+    """Return the active partitions that gpuactors has no intent for. It leaves them as they are."""
+    ours = {key for key, record in partitions.records.items() if record.state in INTENTS}
+    return tuple(key for key, p in (partitions.shown or {}).items() if p.is_active and key not in ours)

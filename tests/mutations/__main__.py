@@ -30,13 +30,27 @@ from tests.mutations.groups import GROUPS
 from tests.mutations.host import HOST
 from tests.mutations.mutations import MUTATIONS, Mutation
 from tests.mutations.others import OTHERS
+from tests.mutations.partitions import PARTITIONS
 from tests.mutations.parts import PARTS
 from tests.mutations.sets import SETS
 from tests.mutations.specs import SPECS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
-ALL: Final = (*MUTATIONS, *BOUNDS, *HOST, *GROUPS, *OTHERS, *DOMAINS, *DRIFT, *PARTS, *SETS, *SPECS, *DEAD)
+ALL: Final = (
+    *MUTATIONS,
+    *BOUNDS,
+    *HOST,
+    *GROUPS,
+    *OTHERS,
+    *DOMAINS,
+    *DRIFT,
+    *PARTS,
+    *SETS,
+    *PARTITIONS,
+    *SPECS,
+    *DEAD,
+)
 
 ORDERS: Final = (sys.executable, "-m", "pytest", "-q", "-x", "tests/core/test_small_worlds.py")
 RIGHT: Final = "test_the_figures_are_right_after_every_order"

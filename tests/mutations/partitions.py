@@ -1,0 +1,84 @@
+"""Bugs to plant in the activation of partitions: each names the test that finds it in seconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutations.mutations import Mutation
+
+_MACHINE: Final = "core/partitions/machine.py"
+_BY_NAME: Final = "tests/core/partitions/test_machine.py"
+_ORDERS: Final = "tests/core/partitions/test_small_world.py::test_every_order_of_few_uses_and_faults"
+
+PARTITIONS: Final = (
+    Mutation(
+        "one query is proof enough",
+        _MACHINE,
+        "WITNESSES: Final = 2\n",
+        "WITNESSES: Final = 1\n",
+        _ORDERS,
+    ),
+    Mutation(
+        "a partition is activated before its intent is on disk",
+        _MACHINE,
+        "and partitions.durable >= record.intent\n",
+        "and partitions.intents >= record.intent\n",
+        _ORDERS,
+    ),
+    Mutation(
+        "a partition is deactivated while a process has it open",
+        _MACHINE,
+        "return _E.UNWANTED if is_decided and not is_held else None",
+        "return _E.UNWANTED if is_decided else None",
+        f"{_BY_NAME}::test_it_is_deactivated_when_its_owner_has_gone_and_the_virtual_machine_has_ended",
+    ),
+    Mutation(
+        "a lost partition is activated under a running virtual machine",
+        _MACHINE,
+        "return _E.START if _is_lost(record) and starts and not is_held else None",
+        "return _E.START if _is_lost(record) else None",
+        f"{_BY_NAME}::test_a_lost_one_without_a_call_is_left_as_it_is",
+    ),
+    Mutation(
+        "an act is repeated under a running virtual machine",
+        _MACHINE,
+        "if record.act_due and record.retry_at <= at and users.held.isdisjoint(record.devices):",
+        "if record.act_due and record.retry_at <= at:",
+        f"{_BY_NAME}::test_no_deactivation_is_repeated_under_a_process_that_has_opened_it",
+    ),
+    Mutation(
+        "a query that was requested during the act counts",
+        _MACHINE,
+        "        since=partitions.query + 1,\n        seen=None,",
+        "        since=partitions.answered + 1,\n        seen=None,",
+        f"{_BY_NAME}::test_a_query_from_before_the_end_of_the_act_does_not_count",
+    ),
+    Mutation(
+        "an intent to deactivate proves that a partition is active",
+        _MACHINE,
+        "_S.VERIFYING if intent.goal is Goal.ACTIVATE else _S.DEACTIVATING,",
+        "_S.VERIFYING,",
+        f"{_BY_NAME}::test_an_intent_to_deactivate_is_no_proof_for_a_new_owner",
+    ),
+    Mutation(
+        "a partition that overlaps another program's is activated",
+        _MACHINE,
+        "(p.id == record.id or p.devices & record.devices)",
+        "p.id == record.id",
+        f"{_BY_NAME}::test_one_that_overlaps_somebody_elses_is_refused_until_that_is_inactive",
+    ),
+    Mutation(
+        "two partitions that overlap are ours at once",
+        _MACHINE,
+        "is_clear = not record.seen and not _overlapping(partitions, record)",
+        "is_clear = not record.seen",
+        f"{_BY_NAME}::test_of_two_that_overlap_one_is_reserved",
+    ),
+    Mutation(
+        "a call is answered by a query from before it came",
+        "core/partitions/outputs.py",
+        "if record.seen and has_fresh_query(partitions, record):",
+        "if record.seen:",
+        f"{_BY_NAME}::test_one_that_is_lost_is_activated_before_the_next_start_of_a_container",
+    ),
+)

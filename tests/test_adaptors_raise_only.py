@@ -26,6 +26,7 @@ from gpuactors.acts.modprobe import Modprobe, ModprobeError
 from gpuactors.acts.persistenced import Persistenced, PersistenceError
 from gpuactors.acts.state_lock import StateLock
 from gpuactors.acts.theirs import TheirClaims
+from gpuactors.control.partition_intents import PartitionIntentsJson
 from gpuactors.control.served import ServedFile
 from gpuactors.control.vgpu_types import VgpuTypesJson
 from gpuactors.core.claims import cdi
@@ -33,7 +34,8 @@ from gpuactors.core.claims.checkpoint import Checkpoint
 from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.kinds.sets import KnownSets
 from gpuactors.core.values.claim import ClaimName, ClaimUid
-from gpuactors.core.values.model import PciAddress, ResourceName
+from gpuactors.core.values.model import DeviceKey, PciAddress, ResourceName
+from gpuactors.core.values.partition import Goal, Intent, PartitionId
 from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.host import asked, boot, imex, management, modules, nvidia, places
 from gpuactors.host.asked import AskedProgram
@@ -142,6 +144,17 @@ def test_the_partition_command_raises_its_own_error(tmp_path: Path) -> None:
         assert await PartitionCommand(program, deadline_s=patient(5.0)).read() == KnownSets()
 
     struck(use, {asked: {"subprocess": ("Popen",)}}, (HostError,), tmp_path)
+
+
+def test_the_intents_of_partitions_raise_their_own_error(tmp_path: Path) -> None:
+    file = PartitionIntentsJson(str(tmp_path), "boot")
+    intents = (Intent(PartitionId("7"), frozenset({DeviceKey("0000:3b:00.0")}), Goal.ACTIVATE),)
+
+    async def use() -> None:
+        await file.write(intents)
+        assert await file.read() in (intents, ()), "none, where there is no such file"
+
+    struck(use, {plain_files: {}}, (StateFileError,), tmp_path)
 
 
 def test_the_feature_file_raises_its_own_error(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ from gpuactors.control.about import About
 from gpuactors.control.client import running, understood
 from gpuactors.control.messages import Answer, Request, line_of, request_of
 from gpuactors.control.node_view import view_of
+from gpuactors.control.partition_intents import FILE_NAME as PARTITIONS
+from gpuactors.control.partition_intents import PartitionIntentsJson
 from gpuactors.control.served import FILE_NAME as SERVED
 from gpuactors.control.served import ServedFile
 from gpuactors.control.vgpu_types import FILE_NAME as VGPU_TYPES
@@ -468,12 +470,21 @@ def _own_files(directory: Path) -> tuple[Decoder, ...]:
         SetsFile(directory / "sets.json")._read()
 
     pair = _json({"sets": {"2": [["0000:3b:00.0", "5e:00.0"]]}, "gpuModuleIDs": {"0000:3b:00.0": 1}})
+
+    def partitions(content: bytes) -> None:
+        (directory / PARTITIONS).write_bytes(content)
+        PartitionIntentsJson(str(directory), "boot")._read()
+
+    intents = _json(
+        {"boot": "boot", "partitions": [{"id": "7", "goal": "activate", "devices": ["0000:3b:00.0"]}]}
+    )
     types = _json(
         {"boot": "boot", "cards": {"0000:3b:00.0": {"driverBind": 7, "names": {"1147": "NVIDIA L40S-1Q"}}}}
     )
     return (
         Decoder(node_labels.FILE_NAME, (kept,), labels, ()),
         Decoder("operator's sets", (pair,), sets, (HostError,)),
+        Decoder("partitions.json", (intents,), partitions, (StateFileError,)),
         Decoder("vgpu-types.json", (types,), vgpu_types, (StateFileError,)),
         Decoder("gpuactors-checkpoint.json", (_STORED, *_real_checkpoints()), _checkpoint, (StateFileError,)),
         Decoder("NVIDIA's checkpoint.json", _THEIRS, _nvidias_checkpoint, (StateFileError,)),

@@ -265,7 +265,7 @@ FAULTS: Final[tuple[tuple[str, Callable[[Fabric], bool], Callable[[Fabric], Fabr
         (
             f"the query lies about {key}",
             lambda w, key=key: is_querying(w) and not w.lies and not w.restarts and not is_outdated(w, key),
-            lambda w, key=key: replace(queried(replace(w, lies=1), key)),
+            lambda w, key=key: queried(replace(w, lies=1), key),
         )
         for key in DEVICES
     ),

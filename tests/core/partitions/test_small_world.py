@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import Final
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -77,7 +77,7 @@ def test_every_order_of_few_uses_and_faults() -> None:
     assert len(met) > 3000, "the orders are not followed"
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(st.data())
 def test_longer_orders(data: st.DataObject) -> None:
     world = fabric()

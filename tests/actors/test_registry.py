@@ -54,6 +54,7 @@ class Recorded:
             ledger=Latest(outputs.ledger),
             claims=None,
             domains=None,
+            partitions=None,
             take_over=Latest(outputs.take_over),
             plugins=self.plugins,
             state=state or Latest(self.initial),

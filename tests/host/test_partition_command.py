@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -11,7 +12,8 @@ import pytest
 import trio
 
 from gpuactors.core.kinds.sets import KnownSets, Partition, PartitionGpu
-from gpuactors.host.partition_command import PartitionCommand
+from gpuactors.core.values.partition import Goal, PartitionId
+from gpuactors.host.partition_command import LOCK_NAME, PartitionCommand
 from gpuactors.ports.errors import HostError
 from tests.support.patience import patient
 
@@ -104,3 +106,66 @@ async def test_a_list_of_another_form_names_itself(tmp_path: Path) -> None:
             "--partition-command: it has no list partitionInfo; have the command print what fmpm -l prints",
         )
     )
+
+
+async def test_an_act_has_its_word_and_the_number_of_the_partition(tmp_path: Path) -> None:
+    path = command(tmp_path, "assert sys.argv[1:] in (['activate', '7'], ['deactivate', '7'])")
+    with trio.fail_after(patient(60.0)):
+        for goal in Goal:
+            await PartitionCommand(path, act_s=patient(5.0)).act(goal, PartitionId("7"))
+
+
+async def test_an_act_that_fails_says_what_the_tool_has_printed(tmp_path: Path) -> None:
+    path = command(tmp_path, "print('Failed to activate partition. fmReturn: -12')", "sys.exit(244)")
+    with trio.fail_after(patient(60.0)), pytest.raises(HostError) as error:
+        await PartitionCommand(path, act_s=patient(5.0)).act(Goal.ACTIVATE, PartitionId("7"))
+    assert "activate 7 ends with status 244" in str(error.value)
+    assert "Failed to activate partition. fmReturn: -12" in str(error.value)
+
+
+async def test_none_is_run_beside_one_that_a_killed_daemon_has_left(tmp_path: Path) -> None:
+    """Its act may come after a query of the next daemon."""
+    path = command(tmp_path, "print('[]' if sys.argv[1] == 'query' else '')")
+    state = tmp_path / "state"
+    state.mkdir()
+    left = os.open(state / LOCK_NAME, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(left, fcntl.LOCK_EX)
+    again = PartitionCommand(path, state_dir=state, deadline_s=0.2)
+    with trio.fail_after(patient(60.0)):
+        with pytest.raises(HostError) as error:
+            await again.read()
+        assert "was not run: the command that an earlier gpuactors has started has not ended" in str(
+            error.value
+        )
+        os.close(left)
+        assert await PartitionCommand(path, state_dir=state, deadline_s=patient(5.0)).read() == KnownSets()
+
+
+async def test_a_command_has_the_lock_until_it_has_ended(tmp_path: Path) -> None:
+    """Also what it has started, and also when the daemon has closed its own descriptor."""
+    state = tmp_path / "state"
+    state.mkdir()
+    program = "import fcntl, os; fcntl.flock(os.open({!r}, os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    path = command(tmp_path, program.format(str(state / LOCK_NAME)))
+    with trio.fail_after(patient(60.0)), pytest.raises(HostError) as error:
+        await PartitionCommand(path, state_dir=state, act_s=patient(5.0)).act(Goal.ACTIVATE, PartitionId("7"))
+    assert "BlockingIOError" in str(error.value)
+
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "deploy/examples/partitions/command.py"
+
+
+async def test_the_example_calls_nvidias_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (
+        "assert sys.argv[1:3] == ['--unix-domain-socket', '/run/nvidia-fabricmanager/socket']",
+        f"print({json.dumps(LISTED)!r} if sys.argv[3:] == ['-l'] else sys.argv[3:])",
+        "sys.exit(0 if sys.argv[3:] in (['-l'], ['-a', '3']) else 1)",
+    )
+    monkeypatch.setenv("FMPM", str(command(tmp_path, *lines)))
+    example = PartitionCommand(EXAMPLE, deadline_s=patient(5.0), act_s=patient(5.0))
+    with trio.fail_after(patient(60.0)):
+        assert await example.read() == KnownSets(partitions=(FOUND,))
+        await example.act(Goal.ACTIVATE, PartitionId("3"))
+        with pytest.raises(HostError) as error:
+            await example.act(Goal.DEACTIVATE, PartitionId("3"))
+    assert "['-d', '3']" in str(error.value)

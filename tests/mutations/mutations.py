@@ -85,8 +85,8 @@ MUTATIONS: Final = (
     Mutation(
         "the gate is open: a start waits for nobody",
         "core/deviceplugin/calls.py",
-        "            return None if _held(state, call) else Ready()\n",
-        "            return Ready()\n",
+        "            return None if conflicts or _held(state, call) else Ready()\n",
+        "            return None if conflicts else Ready()\n",
     ),
     Mutation(
         "a device that another resource gives away as well is not counted in ours",

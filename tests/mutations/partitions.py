@@ -42,8 +42,8 @@ PARTITIONS: Final = (
     Mutation(
         "an act is repeated under a running virtual machine",
         _MACHINE,
-        "if record.act_due and record.retry_at <= at and users.held.isdisjoint(record.devices):",
-        "if record.act_due and record.retry_at <= at:",
+        "return record.act_due and partitions.act is None and is_free",
+        "return record.act_due and partitions.act is None",
         f"{_BY_NAME}::test_no_deactivation_is_repeated_under_a_process_that_has_opened_it",
     ),
     Mutation(
@@ -77,7 +77,7 @@ PARTITIONS: Final = (
     Mutation(
         "a call is answered by a query from before it came",
         "core/partitions/outputs.py",
-        "if record.seen and has_fresh_query(partitions, record):",
+        "if record.seen and is_fresh(partitions, record, owner):",
         "if record.seen:",
         f"{_BY_NAME}::test_one_that_is_lost_is_activated_before_the_next_start_of_a_container",
     ),

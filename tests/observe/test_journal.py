@@ -55,6 +55,7 @@ from gpuactors.core.values.model import (
     device_key,
     pci_address,
 )
+from gpuactors.core.values.partition import Goal, Intent, PartitionId
 from gpuactors.core.values.slices import Publication, ServerKeeps
 from gpuactors.observe import journal as observe_journal
 from gpuactors.observe import log
@@ -211,6 +212,14 @@ EVENTS: tuple[events.Event, ...] = (
     domain_events.DomainsTouched(),
     domain_events.ImexRead(15, ImexFacts("", 501, 238, 7, "cluster.1", "INITIALIZING")),
     domain_events.ImexRead(16, "/proc hangs"),
+    events.partitions.PartitionIntentsRead(
+        (Intent(PartitionId("7"), frozenset({device_key(GPU)}), Goal.ACTIVATE),)
+    ),
+    events.partitions.PartitionIntentsWritten(2),
+    events.partitions.PartitionIntentsUnwritten("the disk is full"),
+    events.partitions.PartitionsQueried(17, KnownSets(partitions=(Partition(1, True, (PartitionGpu(1),)),))),
+    events.partitions.PartitionQueryFailed(18, "it ends with status 1"),
+    events.partitions.PartitionActDone(3, "it has not ended"),
     events.daemon.Ticked(),
     events.daemon.PredecessorGone("none"),
     events.daemon.HandOverRequested(),

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from gpuactors.core.claims.driver import DeviceAct
     from gpuactors.core.claims.outputs import ClaimsWanted, DiskWanted, FilesAct, ReadWanted, ServingWanted
     from gpuactors.core.domains.outputs import DomainsWanted
+    from gpuactors.core.partitions.outputs import PartitionsWanted
     from gpuactors.core.values.claim import ClaimUid, DeviceHealth, FitnessCheck
     from gpuactors.core.values.slices import Offer
 
@@ -110,6 +111,8 @@ class Cells(Struct, frozen=True):
     """The cells of claims of GPUs; None while DRA is off."""
     domains: DomainCells | None
     """The cells of compute domains; None while they are off."""
+    partitions: Latest[PartitionsWanted] | None
+    """The orders for partitions of the NVLink fabric; None where gpuactors activates none."""
     take_over: Latest[bool]
     plugins: Latest[Mapping[ResourceName, PluginReaders]]
     state: Latest[NodeState]
@@ -215,6 +218,8 @@ class _Published:
             cells.claims.show(outputs.claims)
         if cells.domains is not None and outputs.domains is not None:
             cells.domains.show(outputs.domains)
+        if cells.partitions is not None and outputs.partitions is not None:
+            cells.partitions.set(outputs.partitions)
         cells.take_over.set(outputs.take_over)
         if cells.plugins.is_closed:
             return

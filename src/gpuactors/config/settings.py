@@ -528,6 +528,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             default="none",
         ),
     ] = None
+    partition_activation: Annotated[
+        OnOff,
+        Described(
+            "Whether gpuactors activates the partition of an NVLink fabric before a virtual machine with exactly its "
+            "GPUs starts, and deactivates it after the virtual machine has ended. It runs --partition-command as "
+            "`FILE activate NUMBER` and `FILE deactivate NUMBER`.",
+        ),
+    ] = "off"
     compute_domains: Annotated[
         ComputeDomains,
         Described(
@@ -702,6 +710,11 @@ def conflict_of(config: Config) -> str | None:
     named = [(name, Selector(vendor=v, device=d)) for (v, d), name in config.own_names.items()]
     rules = [(ResourceName(rule.resource or ""), rule) for rule in map(parse_rule, config.resource)]
     conflict = conflict_of_rules((*rules, *named)) if rules or len(named) > 1 else None
+    if conflict is None and config.partition_activation == "on" and config.partition_command is None:
+        conflict = (
+            "partition_activation: on needs partition_command, the program that activates a partition; name it, or "
+            "switch the activation off"
+        )
     if conflict is not None or config.allocate_as != "cdi":
         return conflict
     names = [(f"resource has {rule}", name) for name, rule in rules]

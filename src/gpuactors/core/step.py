@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.core import events
+from gpuactors.core import events, fabric
 from gpuactors.core.deviceplugin import calls, listing, registration, specs
 from gpuactors.core.deviceplugin.device_lists import publish
 from gpuactors.core.host import bindings, inspections, schedule, sets, usage
@@ -41,6 +41,7 @@ from gpuactors.core.state import (
 )
 from gpuactors.core.state.claims import ClaimSettings
 from gpuactors.core.state.gpus import GpuSettings
+from gpuactors.core.state.partitions import NO_PARTITIONS
 from gpuactors.core.values.domain import DomainSettings
 from gpuactors.core.values.effects import Effect, Field, Level, Log, Reply
 from gpuactors.core.values.mediated import HostPart, key_of_part
@@ -108,6 +109,7 @@ def initial_state(
             role=Role.TAKING_OVER if settings.hand_over else Role.SERVING,
             stopping=False,
         ),
+        partitions=NO_PARTITIONS if settings.activates_partitions else None,
     )
     if claim_settings is None and domain_settings is None:
         return state
@@ -195,6 +197,12 @@ def offer_devices(turn: Turn) -> Turn:
     return replace(turn, state=_offered(turn.state))
 
 
+def follow_partitions(turn: Turn) -> Turn:
+    """Tell the partitions of the fabric who uses them now."""
+    state, logged = fabric.followed(turn.before, turn.state, turn.event, turn.at)
+    return replace(turn, state=state, effects=(*turn.effects, *logged))
+
+
 Phase = Callable[[Turn], Turn]
 
 PHASES_OF_ANY_EVENT: Final[tuple[Phase, ...]] = (
@@ -210,7 +218,8 @@ PHASES_OF_FACTS: Final[tuple[Phase, ...]] = (
     resolve_ids,  # again, before the lists: a grant has named IDs
     keep_releases,  # after all that changes owners; nothing reads it
     make_lists,  # after all that an entry shows: facts, owners, claims and grants
-    offer_devices,  # last: it depends on all others, and none of them reads it
+    offer_devices,  # after all others: it depends on them, and none of them reads it
+    follow_partitions,  # last: each change of their users counts; a call goes on only after a query
 )
 
 
@@ -256,6 +265,8 @@ def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
         return _daemon(state, event, at)
     if isinstance(event, events.daemon.Ticked):
         return _ticked(state, at)
+    if isinstance(event, events.partitions.PartitionEvent):
+        return fabric.applied(state, event, at)
     from gpuactors.core import dra  # all other events are about claims, see below
 
     return dra.applied(state, event, at)
@@ -309,6 +320,7 @@ def next_deadline(state: NodeState) -> float:
         inspections.deadline(state.host.inspections),
         schedule.deadline(state),
         _claims_deadline(state),
+        fabric.deadline(state),
         *[p.retry_at for p in plugins if p.retry_at is not None],
         *[p.empty_since + limits.RETIRE_EMPTY_AFTER_S for p in plugins if p.empty_since is not None],
         *[call.deadline for call in state.calls.waiting.values()],

@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     from gpuactors.daemon.domains import DomainActors, DomainsOutside
     from gpuactors.daemon.endpoints import HttpOutside
     from gpuactors.daemon.kube_events import EventsOutside
+    from gpuactors.ports.partitions import FabricManager, PartitionIntentsFile
 
 RESTART_BACKOFF_INITIAL_S: Final = 0.1
 RESTART_BACKOFF_MAX_S: Final = 10.0
@@ -160,6 +161,8 @@ class Outside(Struct, frozen=True):
     """The sources of sets of devices."""
     egms: SetsReader | None = None
     """The EGMs of the host; None: they are not read."""
+    partitions: PartitionsOutside | None = None
+    """None: no partitions of the NVLink fabric are activated. The fabric manager is one of `sets` as well."""
     dra: DraOutside | None = None
     """None: GPUs are not offered as claims."""
     domains: DomainsOutside | None = None
@@ -172,6 +175,13 @@ class Outside(Struct, frozen=True):
     """None: no Kubernetes Events are posted."""
     specs: SpecDirectory | None = None
     """None: Allocate answers by device nodes."""
+
+
+class PartitionsOutside(Struct, frozen=True):
+    """The outside of the partitions of an NVLink fabric."""
+
+    file: PartitionIntentsFile
+    manager: FabricManager
 
 
 class Daemon(Struct, frozen=True):
@@ -195,6 +205,7 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
         allocates_by_cdi=_allocates_by_cdi(config),
         waits_in_allocate=config.wait_in == "allocate",
         sets_required=config.sets == "require",
+        activates_partitions=config.partition_activation == "on",
     )
 
 
@@ -238,8 +249,9 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         journal=journal,
         served=_served_of(config, state_dir),
         vgpu_types=_vgpu_types_of(config, state_dir),
-        sets=_sets_of(config),
         egms=EgmReader(HostRoot(str(config.host_root))),
+        sets=(sets := _sets_of(config)),
+        partitions=_partitions_of(config, sets) if config.partition_activation == "on" else None,
         dra=of_gpus,
         domains=of_domains,
         http=_http_of(config, (kubelet, *dict.fromkeys(reached)), journal)
@@ -294,12 +306,25 @@ def _sets_of(config: Config) -> Mapping[SetSource, SetsReader]:
     if config.partition_command is not None:
         from gpuactors.host.partition_command import PartitionCommand  # as in `_dra_of`
 
-        sources[SetSource.FABRIC_MANAGER] = PartitionCommand(config.partition_command)
+        state_dir = config.state_dir if config.partition_activation == "on" else None
+        sources[SetSource.FABRIC_MANAGER] = PartitionCommand(config.partition_command, state_dir=state_dir)
     if config.dra == "on" and config.nvswitch == "refuse":
         from gpuactors.host.nvlink_bridges import NvlinkBridges  # as in `_dra_of`
 
         sources[SetSource.SWITCHES] = NvlinkBridges(HostRoot(str(config.host_root)))
     return sources
+
+
+def _partitions_of(config: Config, sets: Mapping[SetSource, SetsReader]) -> PartitionsOutside:
+    """Make the adaptors for the activation of partitions. Raises `HostError` where no boot of the host is known: an
+    intent of another boot must not count."""
+    from gpuactors.control.partition_intents import PartitionIntentsJson  # as in `_dra_of`
+    from gpuactors.host.partition_command import PartitionCommand
+
+    manager = sets[SetSource.FABRIC_MANAGER]
+    assert isinstance(manager, PartitionCommand)
+    boot = boot_id(HostRoot(str(config.host_root)))
+    return PartitionsOutside(PartitionIntentsJson(str(config.state_dir), boot), manager)
 
 
 def _features_of(path: Path) -> FeatureFile:
@@ -452,6 +477,7 @@ async def run_daemon(
         ledger=Latest(outputs.ledger),
         claims=registry.ClaimCells.of(outputs.claims) if outputs.claims is not None else None,
         domains=registry.DomainCells.of(outputs.domains) if outputs.domains is not None else None,
+        partitions=Latest(outputs.partitions) if outputs.partitions is not None else None,
         take_over=Latest(outputs.take_over),
         plugins=Latest({}),
         state=Latest(state),
@@ -510,10 +536,17 @@ async def run_daemon(
 
             first = await sets_reader.observed(source, reader)
             await post.send(first)  # before every other event: no call is answered without the sets
+            if source is SetSource.FABRIC_MANAGER and outside.partitions is not None:
+                continue  # the partition worker reads them again
             actor("sets_reader", partial(sets_reader.run, reader, first, post))
         await egms.read()
         if outside.egms is not None:
             actor("egm_reader", egms.run)
+        if (fabric := outside.partitions) is not None and cells.partitions is not None:
+            from gpuactors.actors import partition_worker  # as in `_dra_of`
+
+            orders = cells.partitions.subscribe()
+            actor("partition_worker", lambda: partition_worker.run(orders, fabric.file, fabric.manager, post))
         scans = trio.Event()
 
         async def inspect_host() -> None:

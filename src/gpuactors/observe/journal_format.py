@@ -31,7 +31,7 @@ from gpuactors.core.values.effects import Effect, Level, Log, Reply
 from gpuactors.core.values.model import DeviceList, PciAddress, ResourceName, differences
 from gpuactors.ports.node import Step
 
-FORMAT: Final = 17
+FORMAT: Final = 18
 """The number of the format. It is raised when a reader of the last format would misread the next, or miss something in
 it; no version reads another format than its own."""
 
@@ -190,6 +190,8 @@ class LineWriter:
         self._last.clear()
         self._effects.clear()
         off = {name for name in ("gpus", "domains") if getattr(state, name).claims.settings is None}
+        if state.partitions is None:
+            off.add("partitions")
         whole = {name: msgspec.to_builtins(getattr(state, name)) for name in PARTS if name not in off}
         return waiting + _encoder.encode(StateLine(at, missed, _wrapped(whole))) + b"\n"
 

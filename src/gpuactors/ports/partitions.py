@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from gpuactors.core.values.partition import Intent
+from gpuactors.core.values.partition import Goal, Intent, PartitionId
+from gpuactors.ports.node import SetsReader
+
+
+class FabricManager(SetsReader, Protocol):
+    """The fabric manager of this node, by the operator's command."""
+
+    async def act(self, goal: Goal, partition: PartitionId) -> None:
+        """Activate or deactivate a partition. An error says nothing of what has been done: only a later read does.
+        Raises `HostError`, also where the command does not end in time, or an earlier one has not ended."""
 
 
 class PartitionIntentsFile(Protocol):

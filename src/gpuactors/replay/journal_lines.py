@@ -15,6 +15,7 @@ from gpuactors.core.events import Event
 from gpuactors.core.state import Calls, Daemon, Host, Kubelet, NodeState, Published
 from gpuactors.core.state.domains import Domains
 from gpuactors.core.state.gpus import Gpus
+from gpuactors.core.state.partitions import Partitions
 from gpuactors.core.values.quote import quoted, quoted_id
 from gpuactors.observe.journal_format import (
     FORMAT,
@@ -51,6 +52,7 @@ _STATE: Final[Mapping[str, type[Any]]] = {
     "daemon": Daemon,
     "gpus": Gpus,
     "domains": Domains,
+    "partitions": Partitions,
 }
 """The parts of a state, and their types: derived values are computed again."""
 

@@ -255,9 +255,11 @@ def _state_differences(recorded: NodeState, computed: NodeState) -> tuple[str, .
     differ = [
         f"{name}.{value.name}"
         for name, was, now in pairs
+        if was is not None and now is not None
         for value in fields(was)
         if getattr(was, value.name) != getattr(now, value.name)
     ]
+    differ += [name for name, was, now in pairs if (was is None) is not (now is None)]
     return (f"the state in the journal has other {', '.join(differ)} than was computed",)
 
 

@@ -158,6 +158,15 @@ def event_words(event: events.Event) -> str:
             return f"read {number}: IMEX on the host: {imex}"
         case domain_events.ImexRead(number, reason):
             return f"read {number} of IMEX on the host failed: {reason}"
+        case (
+            events.partitions.PartitionIntentsRead()
+            | events.partitions.PartitionIntentsWritten()
+            | events.partitions.PartitionIntentsUnwritten()
+            | events.partitions.PartitionsQueried()
+            | events.partitions.PartitionQueryFailed()
+            | events.partitions.PartitionActDone()
+        ):
+            return _partition_words(event)
         case events.daemon.Ticked():
             return "tick"
         case events.daemon.PredecessorGone(how, _):
@@ -170,6 +179,24 @@ def event_words(event: events.Event) -> str:
             return "asked to stop"
         case _:
             assert_never(event)
+
+
+def _partition_words(event: events.partitions.PartitionEvent) -> str:
+    match event:
+        case events.partitions.PartitionIntentsRead(intents):
+            named = ", ".join(f"{intent.goal} {intent.id}" for intent in intents)
+            return f"intents of partitions read: {named or 'none'}"
+        case events.partitions.PartitionIntentsWritten(number):
+            return f"intents {number} of partitions are on disk"
+        case events.partitions.PartitionIntentsUnwritten(reason):
+            return f"the intents of partitions are not on disk: {reason}"
+        case events.partitions.PartitionsQueried(query, known):
+            active = ", ".join(str(p.partition_id) for p in known.partitions if p.is_active)
+            return f"query {query}: {count(len(known.partitions), 'partition')}, active {active or 'none'}"
+        case events.partitions.PartitionQueryFailed(query, reason):
+            return f"query {query} of the partitions failed: {reason}"
+        case events.partitions.PartitionActDone(act, problem):
+            return f"act {act} on a partition {f'failed: {problem}' if problem else 'is done'}"
 
 
 def _ledger(event: events.kubelet.LedgerRead) -> str:

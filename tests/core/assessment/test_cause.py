@@ -329,7 +329,8 @@ def lost_partition() -> set[Cause]:
     """The fabric manager was restarted under its virtual machine."""
     owned = fabric.settled(fabric.comes(fabric.fabric(), fabric.P1))
     restarted = fabric.fabric_manager_restarts(fabric.opens(owned, fabric.P1))
-    return {reason.cause for reason in outputs.lost(fabric.settled(restarted, ticks=1).partitions).values()}
+    why = outputs.conflict(fabric.settled(restarted, ticks=1).partitions, f"owner of {fabric.P1}")
+    return {why.why.cause} if why is not None else set()
 
 
 def partition_refused(world: fabric.Fabric, queries: int) -> set[Cause]:

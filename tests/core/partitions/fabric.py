@@ -13,11 +13,9 @@ from msgspec.structs import replace
 
 from gpuactors.core.events.partitions import (
     PartitionActDone,
-    PartitionEvent,
     PartitionIntentsRead,
     PartitionIntentsWritten,
     PartitionQueryFailed,
-    PartitionsQueried,
 )
 from gpuactors.core.partitions import machine
 from gpuactors.core.partitions.outputs import conflict, partitions_wanted
@@ -66,13 +64,17 @@ class Fabric(Struct, frozen=True):
         owners = {f"owner of {key}": PartitionOwner(DEVICES[key], o.asks) for key, o in self.owners.items()}
         return Users(owners, frozenset(device for key in self.held for device in DEVICES[key]))
 
-    def shown(self, lie: PartitionId | None = None) -> tuple[ShownPartition, ...]:
+    def shown(self, lie: PartitionId | None = None) -> dict[PartitionId, ShownPartition]:
         """The list of the fabric manager, wrong about one partition if it lies."""
-        return tuple(ShownPartition(k, d, (k in self.active) is not (k == lie)) for k, d in DEVICES.items())
+        return {k: ShownPartition(k, d, (k in self.active) is not (k == lie)) for k, d in DEVICES.items()}
 
-    def stepped(self, event: PartitionEvent) -> Self:
+    def stepped(self, event: machine.Applied) -> Self:
         """The world after an event of the machine."""
         return self.after(machine.stepped(self.partitions, event, self.at))
+
+    def listed(self, query: int, shown: Mapping[PartitionId, ShownPartition]) -> Self:
+        """The world after a query came back."""
+        return self.after(machine.queried(self.partitions, query, shown, self.at))
 
     def changed(self, **changes: object) -> Self:
         """The world after a change of its users."""
@@ -130,7 +132,7 @@ def written(world: Fabric) -> Fabric:
 
 
 def queried(world: Fabric, lie: PartitionId | None = None) -> Fabric:
-    return world.stepped(PartitionsQueried(world.partitions.query, world.shown(lie)))
+    return world.listed(world.partitions.query, world.shown(lie))
 
 
 def done(world: Fabric) -> Fabric:
@@ -156,7 +158,7 @@ def pretended(world: Fabric) -> Fabric:
 
 
 def ticked(world: Fabric) -> Fabric:
-    at = machine.deadline(world.partitions, world.at)
+    at = machine.deadline(world.partitions)
     return replace(world, at=at).after(machine.ticked(world.partitions, at))
 
 

@@ -11,10 +11,9 @@ from gpuactors.core.events.partitions import (
     PartitionIntentsUnwritten,
     PartitionIntentsWritten,
     PartitionQueryFailed,
-    PartitionsQueried,
 )
 from gpuactors.core.partitions import machine
-from gpuactors.core.partitions.outputs import conflict, lost, of_others, partitions_wanted
+from gpuactors.core.partitions.outputs import conflict, of_others, partitions_wanted
 from gpuactors.core.state.partitions import NO_PARTITIONS, PartitionOwner, Users
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.partition import (
@@ -158,7 +157,7 @@ def test_of_two_that_overlap_one_is_reserved() -> None:
     owners = {"a": PartitionOwner(DEVICES[P1]), "b": PartitionOwner(DEVICES[P2])}
     p = machine.users_changed(world.partitions, Users(owners, frozenset()), world.at)
     for _ in range(2):
-        p = machine.stepped(p, PartitionsQueried(p.query, world.shown()), world.at)
+        p = machine.queried(p, p.query, world.shown(), world.at)
     assert [p.records[key].state for key in (P1, P2)] == [S.RESERVED, S.CHECKING]
 
 
@@ -194,7 +193,7 @@ def test_one_that_somebody_else_has_activated_is_refused_with_the_remedy_and_lef
 def test_one_that_overlaps_somebody_elses_is_refused_until_that_is_inactive() -> None:
     world = queried(queried(queried(comes(others_activate(fabric(), P2), P1))))
     assert cause_of(world) is Cause.PARTITION_IN_USE
-    assert machine.deadline(world.partitions, world.at) == world.at + machine.RETRY_S
+    assert machine.deadline(world.partitions) == world.at + machine.RETRY_S
     world = settled(replace(world, active={}), ticks=1)
     assert (state_of(world, P1), of_others(world.partitions)) == (S.ACTIVE, ())
 
@@ -255,12 +254,12 @@ def test_results_of_other_numbers_change_nothing() -> None:
     p = world.partitions
     for event in (
         PartitionActDone(p.acts + 1, ""),
-        PartitionsQueried(p.answered, world.shown()),
         PartitionQueryFailed(p.answered, "late"),
         PartitionIntentsWritten(p.durable - 1),
         PartitionIntentsRead((DEACTIVATE_1,)),
     ):
         assert machine.stepped(p, event, world.at) == p, event
+    assert machine.queried(p, p.answered, world.shown(), world.at) == p
 
 
 def test_a_query_from_before_the_end_of_the_act_does_not_count() -> None:
@@ -268,7 +267,7 @@ def test_a_query_from_before_the_end_of_the_act_does_not_count() -> None:
     world = replace(world, partitions=replace(world.partitions, query=world.partitions.query + 1))
     asked = world.partitions.query
     world = done(world)
-    world = world.stepped(PartitionsQueried(asked, world.shown()))
+    world = world.listed(asked, world.shown())
     assert state_of(world, P1) is S.ACTIVATING
     assert state_of(settled(world), P1) is S.ACTIVE
 
@@ -279,11 +278,12 @@ def test_a_query_from_before_the_end_of_the_act_does_not_count() -> None:
 def test_one_that_is_lost_under_a_virtual_machine_is_not_activated_again() -> None:
     world = settled(fabric_manager_restarts(opens(active(), P1)), ticks=3)
     assert (state_of(world, P1), world.active) == (S.LOST, {})
-    reason = lost(world.partitions)[A]
-    assert reason.cause is Cause.PARTITION_LOST
-    assert "is not active any more: the fabric manager was restarted?" in reason.message
+    why = conflict(world.partitions, "owner of 1")
+    assert why is not None
+    assert why.why.cause is Cause.PARTITION_LOST
+    assert "is not active any more: the fabric manager was restarted?" in why.why.message
     world = settled(leaves(closes(world, P1), P1))
-    assert (world.disk, lost(world.partitions), world.partitions.acts) == ((), {}, 1), "no act is needed"
+    assert (world.disk, world.partitions.acts) == ((), 1), "no act is needed"
 
 
 def test_one_that_is_lost_is_activated_before_the_next_start_of_a_container() -> None:
@@ -310,7 +310,7 @@ def test_one_query_that_lies_loses_nothing() -> None:
 
 def test_a_list_without_the_partition_shows_nothing_of_it() -> None:
     world = ticked(active())
-    world = world.stepped(PartitionsQueried(world.partitions.query, ()))
+    world = world.listed(world.partitions.query, {})
     assert state_of(world, P1) is S.ACTIVE
     assert partitions_wanted(world.partitions).query is None, "it is queried by the clock"
 
@@ -324,7 +324,7 @@ def test_nothing_is_done_before_the_intents_have_been_read() -> None:
     why = conflict(p, "owner of 1")
     assert why is not None
     assert why.why.cause is Cause.PARTITION_LATE
-    assert (p.query, machine.deadline(p, 0.0)) == (0, float("inf"))
+    assert (p.query, machine.deadline(p)) == (0, float("inf"))
 
 
 def test_one_that_runs_is_found_by_queries_and_never_activated_again() -> None:
@@ -338,7 +338,7 @@ def test_one_that_runs_is_found_by_queries_and_never_activated_again() -> None:
 def test_one_that_was_lost_meanwhile_is_said_under_its_virtual_machine() -> None:
     world = settled(crashes(fabric_manager_restarts(opens(active(), P1)), acts=False), ticks=2)
     assert (state_of(world, P1), world.partitions.acts) == (S.LOST, 0)
-    assert set(lost(world.partitions)) == DEVICES[P1]
+    assert cause_of(world) is Cause.PARTITION_LOST
 
 
 def test_one_without_an_owner_is_deactivated_once_all_users_are_known() -> None:

@@ -87,6 +87,9 @@ class Files(Protocol):
     def may_write(self, state: NodeState, entry: ClaimRecord) -> bool:
         """Return whether a claim's files may be written now."""
 
+    def unmet(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
+        """Return what no container may start without, and so the files wait for; None if nothing is missing."""
+
     def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DeviceEdits, ...]:
         """Return the content of the files for each result of the claim, in their order."""
 

@@ -38,7 +38,7 @@ from gpuactors.core.values.claim import ClaimUid
 from gpuactors.core.values.claim_states import REMOVING, ClaimState, ClaimTrigger, NoTransitionError
 from gpuactors.core.values.effects import Effect, Level, Log
 from gpuactors.core.values.model import Role
-from gpuactors.core.values.status import Reason
+from gpuactors.core.values.status import Conflict, Reason
 
 CLAIM_TOMBSTONE_S: Final = 90.0
 """How long an unprepared claim is remembered, in seconds: kubelet repeats a prepare that was under way after 60 to 90
@@ -196,6 +196,8 @@ def _further(view: DriverView, entry: ClaimRecord, at: float, calls: Collection[
             return _waited(view, entry, at)
         case ClaimState.VERIFYING if not calls:
             return transition(view, entry, ClaimTrigger.ABANDONED), []
+        case ClaimState.VERIFYING if (unmet := view.driver.files.unmet(view.state, entry)) is not None:
+            return not_prepared(view, entry, unmet.why) if unmet.is_final else _unmet(view, entry, unmet)
         case ClaimState.VERIFYING:
             return _verified(view, entry, at)
         case ClaimState.DRIFTED if not (entry.has_files or entry.is_unread):
@@ -208,6 +210,8 @@ def _further(view: DriverView, entry: ClaimRecord, at: float, calls: Collection[
             return transition(view, entry, ClaimTrigger.DRIFT), []
         case ClaimState.BINDING if AWAITED in entry.acts:
             return _awaited(view, entry)
+        case ClaimState.WRITING:
+            return _awaits(view, entry)
         case ClaimState.COMMITTING if claims.durable >= entry.intent:
             return transition(view, entry, ClaimTrigger.DURABLE), _logged("claim.prepared", entry)
         case ClaimState.RELEASING if _is_to_be_undone(view, entry):
@@ -230,6 +234,18 @@ def _awaited(view: DriverView, entry: ClaimRecord) -> Stepped | None:
     if unmet is None:
         view, entry = view.reserve(entry)
         return act_over(view, entry, entry.acts[AWAITED]), []
+    return _unmet(view, entry, unmet)
+
+
+def _awaits(view: DriverView, entry: ClaimRecord) -> Stepped | None:
+    """Keep what the files of a claim wait for; None if that is known."""
+    if (unmet := view.driver.files.unmet(view.state, entry)) is not None:
+        return _unmet(view, entry, unmet)
+    return (view.with_record(replace(entry, why=None)), []) if entry.why is not None else None
+
+
+def _unmet(view: DriverView, entry: ClaimRecord, unmet: Conflict) -> Stepped | None:
+    """Keep what a claim waits for, or stop it if waiting does not help; None if that is known."""
     why = unmet.why
     if unmet.is_final:
         stopped = replace(entry, acts={}, why=why)

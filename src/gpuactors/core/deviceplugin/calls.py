@@ -22,6 +22,9 @@ because that is the one call that kubelet repeats: it waits until the old proces
 refused only if its time runs out. With `--wait-in allocate` Allocate itself waits so: Kata starts the virtual machine
 with the pod's sandbox, before PreStartContainer.
 
+Where gpuactors activates partitions of an NVLink fabric, the call that waits for a release also waits until the
+partition of its devices is active. An earlier Allocate only has it activated.
+
 With `--allocate-as cdi` Allocate also waits until the CDI file on disk has the device with its nodes as they are now.
 
 GetPreferredAllocation is answered at once and never refused: kubelet fails the pod on its error.
@@ -54,6 +57,7 @@ from gpuactors.core.kinds.sets import DeviceSet, egm_nodes, not_a_set, without_d
 from gpuactors.core.kinds.table import is_key, kind_of
 from gpuactors.core.ledger.books import admitted_by, has_kept
 from gpuactors.core.ledger.identity import address_of, not_listed
+from gpuactors.core.partitions.outputs import call_owner, unready
 from gpuactors.core.state import NodeState, with_inspections, with_ledger, with_waiting
 from gpuactors.core.values.cause import OF_A_PART, Cause
 from gpuactors.core.values.device_spec import cdi_id
@@ -94,7 +98,7 @@ from gpuactors.core.values.model import (
 from gpuactors.core.values.naming import env_name
 from gpuactors.core.values.owner import NO_RESOURCE, Allocation, Named, Owner
 from gpuactors.core.values.quote import first_of, quoted_id, quoted_ids
-from gpuactors.core.values.status import Holding, Reason, causes_of
+from gpuactors.core.values.status import Conflict, Holding, Reason, causes_of
 
 ADMISSION_READ_S: Final = 0.1
 """How often kubelet's ledger is read while an Allocate waits for a device that a pod has just been given
@@ -162,7 +166,7 @@ def completed(state: NodeState, at: float) -> tuple[NodeState, Answered]:
             continue
         if _is_missing(state, call):
             continue
-        answer = _decide(state, call)
+        answer = _decide(state, token, call)
         if isinstance(answer, _Doubted):
             doubting = replace(call, doubted=state.host.inspections.last)
             state = with_waiting(state, {**state.calls.waiting, token: doubting})
@@ -214,7 +218,7 @@ def expired(state: NodeState, at: float) -> tuple[NodeState, Answered]:
     answered: Answered = []
     for token, call in state.calls.waiting.items():
         if call.deadline <= at:
-            refused = _late(state, call)
+            refused = _late(state, token, call)
             answered += _answered(token, call.kind, call.resource, call.requests, refused)
             state = _noted(state, call.seen, call.kind, refused, at)
     return _without(state, answered), answered
@@ -565,12 +569,13 @@ class _Awaited(Struct, frozen=True, gc=False):
 
 
 class _Held(Struct, frozen=True, gc=False):
-    """The Allocate waits until the processes of a pod that has left have released its devices."""
+    """The Allocate waits until the processes of a pod that has left have released its devices, or until the partition
+    of these is active."""
 
 
-def _decide(state: NodeState, call: Call) -> Answer | _Doubted | _Awaited | _Held | None:
-    """Return the answer; None if the call waits: for a release, for a CDI file, or to learn whether the holder belongs
-    to a pod."""
+def _decide(state: NodeState, token: Token, call: Call) -> Answer | _Doubted | _Awaited | _Held | None:
+    """Return the answer; None if the call waits: for a release, a partition or a CDI file, or to learn whether the
+    holder belongs to a pod."""
     by_id = devices_by_id(state, call.resource)
     blockers = [
         b
@@ -587,7 +592,10 @@ def _decide(state: NodeState, call: Call) -> Answer | _Doubted | _Awaited | _Hel
                 if call.doubted is None and _is_before(state, call):
                     return _Doubted()
                 return _refused(Refusal.FAILED_PRECONDITION, Reason(Cause.STALE_NODES, stale))
-            return None if _held(state, call) else Ready()
+            conflicts = _unready(state, token, call)
+            if final := [conflict.why for conflict in conflicts if conflict.is_final]:
+                return _refused(Refusal.FAILED_PRECONDITION, *final)
+            return None if conflicts or _held(state, call) else Ready()
         case CallKind.ALLOCATE:
             if _is_undecided(state, by_id, call):
                 return None
@@ -604,12 +612,25 @@ def _decide(state: NodeState, call: Call) -> Answer | _Doubted | _Awaited | _Hel
                 return _Awaited()
             if state.daemon.settings.waits_in_allocate and _held(state, call):
                 return _Held()
+            if conflicts := _unready(state, token, call):
+                final = [conflict.why for conflict in conflicts if conflict.is_final]
+                return _refused(Refusal.FAILED_PRECONDITION, *final) if final else _Held()
             if lacking := _lacking(state, call):
                 final = [reason for reason in lacking if reason.cause is not Cause.CDI_FILE_UNWRITTEN]
                 return _refused(Refusal.FAILED_PRECONDITION, *final) if final else None
             if state.daemon.settings.allocates_by_cdi:
                 return Granted(tuple(_grant_by_cdi(state, call.resource, ids) for ids in call.requests))
             return Granted(tuple(_grant(state, [by_id[i] for i in ids]) for ids in call.requests))
+
+
+def _unready(state: NodeState, token: Token, call: Call) -> list[Conflict]:
+    """Return why the partitions of the call's containers are not active yet, in the last call before a container
+    starts; none in an earlier one, which only has them activated."""
+    is_last = call.kind is CallKind.PRE_START or not state.daemon.settings.pre_start_gate
+    if state.partitions is None or not is_last:
+        return []
+    found = (unready(state, call_owner(token, number)) for number in range(len(call.requests)))
+    return [conflict for conflict in found if conflict is not None]
 
 
 def _lacking(state: NodeState, call: Call) -> list[Reason]:
@@ -845,7 +866,7 @@ def _held(state: NodeState, call: Call) -> list[Reason]:
     return [_about(address, holding.reason) for address, holding in held.items() if holding is not None]
 
 
-def _late(state: NodeState, call: Call) -> Refused:
+def _late(state: NodeState, token: Token, call: Call) -> Refused:
     """Return why a call could not be answered in time."""
     if short := [
         Reason(Cause.SHORTAGE, f"{device}: {why}")
@@ -881,6 +902,8 @@ def _late(state: NodeState, call: Call) -> Refused:
         return _refused(Refusal.UNAVAILABLE, Reason(Cause.LEDGER_LATE, message))
     if held := _held(state, call):
         return _refused(Refusal.UNAVAILABLE, *held)
+    if conflicts := _unready(state, token, call):
+        return _refused(Refusal.UNAVAILABLE, *(conflict.why for conflict in conflicts))
     if call.kind is CallKind.ALLOCATE and (lacking := _lacking(state, call)):
         return _refused(Refusal.UNAVAILABLE, *lacking)
     taken, owners = _taken(state, call)

@@ -11,6 +11,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, domain_of
 from gpuactors.core.values.claim import Claim, DeviceEdits
 from gpuactors.core.values.domain import ClaimedDomain, DeviceKind, device_of
+from gpuactors.core.values.status import Conflict
 
 
 @final
@@ -19,6 +20,9 @@ class DomainFiles:
 
     def may_write(self, state: NodeState, entry: ClaimRecord) -> bool:
         return True
+
+    def unmet(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
+        return None
 
     def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DeviceEdits, ...]:
         own = domain_of(entry).domain

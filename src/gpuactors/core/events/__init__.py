@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from gpuactors.core.events import claims, daemon, deviceplugin, domains, host, kubelet
+from gpuactors.core.events import claims, daemon, deviceplugin, domains, host, kubelet, partitions
 
-__all__ = ["Event", "claims", "daemon", "deviceplugin", "domains", "host", "kubelet"]
+__all__ = ["Event", "claims", "daemon", "deviceplugin", "domains", "host", "kubelet", "partitions"]
 
 Event: TypeAlias = (
     host.HostEvent
@@ -23,6 +23,7 @@ Event: TypeAlias = (
     | claims.ClaimEvent
     | claims.FitnessChecked
     | domains.DomainEvent
+    | partitions.PartitionEvent
     | daemon.DaemonEvent
     | daemon.Ticked
 )

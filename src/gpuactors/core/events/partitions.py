@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from gpuactors.core.values.partition import Intent, ShownPartition
+from gpuactors.core.kinds.sets import KnownSets
+from gpuactors.core.values.partition import Intent
 
 
 class PartitionIntentsRead(Struct, frozen=True, gc=False):
@@ -20,16 +21,16 @@ class PartitionIntentsWritten(Struct, frozen=True, gc=False):
 
 
 class PartitionIntentsUnwritten(Struct, frozen=True, gc=False):
-    """The intents cannot be written. The writer tries again by itself."""
+    """The intents cannot be written or read. The actor tries again by itself."""
 
     reason: str
 
 
 class PartitionsQueried(Struct, frozen=True, gc=False):
-    """Query number `query` came back with every partition whose devices are known, also those of an earlier list."""
+    """Query number `query` came back with this list of the fabric manager."""
 
     query: int
-    partitions: tuple[ShownPartition, ...]
+    known: KnownSets
 
 
 class PartitionQueryFailed(Struct, frozen=True, gc=False):

@@ -11,10 +11,12 @@ from gpuactors.core.gpus import config, placement
 from gpuactors.core.kinds.container import with_nodes
 from gpuactors.core.kinds.sets import egm_nodes
 from gpuactors.core.kinds.table import key_of, kind_named, kind_of
+from gpuactors.core.partitions.outputs import claim_owner, unready
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimedGpu, ClaimRecord, gpus_of
 from gpuactors.core.values.claim import BoundFunction, Claim, DeviceEdits
 from gpuactors.core.values.model import DeviceKey, function_address
+from gpuactors.core.values.status import Conflict
 from gpuactors.core.values.vfio import VfioConfig
 
 
@@ -23,7 +25,11 @@ class GpuFiles:
     """The CDI and metadata files of claims of GPUs. Kubelet makes their directories, and no container writes there."""
 
     def may_write(self, state: NodeState, entry: ClaimRecord) -> bool:
-        return placement.may_write(state, entry)
+        return placement.may_write(state, entry) and self.unmet(state, entry) is None
+
+    def unmet(self, state: NodeState, entry: ClaimRecord) -> Conflict | None:
+        """A virtual machine that starts before its partition of the NVLink fabric is active cannot use it."""
+        return unready(state, claim_owner(entry.name.uid))
 
     def devices(self, state: NodeState, entry: ClaimRecord, claim: Claim) -> tuple[DeviceEdits, ...]:
         configs, edits = config.chosen(claim), list[DeviceEdits]()

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
 from gpuactors.core.events.partitions import (
     PartitionActDone,
-    PartitionEvent,
     PartitionIntentsRead,
     PartitionIntentsUnwritten,
     PartitionIntentsWritten,
     PartitionQueryFailed,
-    PartitionsQueried,
 )
 from gpuactors.core.state.partitions import PartitionRecord, Partitions, Users
 from gpuactors.core.values.partition import (
@@ -48,6 +46,15 @@ WITNESSES: Final = 2
 
 _S, _E = PartitionState, PartitionTrigger
 
+Applied: TypeAlias = (
+    PartitionIntentsRead
+    | PartitionIntentsWritten
+    | PartitionIntentsUnwritten
+    | PartitionQueryFailed
+    | PartitionActDone
+)
+"""The events that mean the same on every host; `queried` has the other one."""
+
 _UNDECIDED: Final = frozenset({_S.CHECKING, _S.VERIFYING, _S.ACTIVATING, _S.DEACTIVATING})
 """The states that only a query ends, or an act and a query."""
 
@@ -71,7 +78,7 @@ def users_changed(partitions: Partitions, users: Users | None, at: float) -> Par
     return _settled(replace(partitions, users=users, asked=asked), at)
 
 
-def stepped(partitions: Partitions, event: PartitionEvent, at: float) -> Partitions:
+def stepped(partitions: Partitions, event: Applied, at: float) -> Partitions:
     """Return the partitions after an event, at the monotonic time `at` in seconds."""
     match event:
         case PartitionIntentsRead(intents):
@@ -80,8 +87,6 @@ def stepped(partitions: Partitions, event: PartitionEvent, at: float) -> Partiti
             after = replace(partitions, durable=max(partitions.durable, number), file_problem="")
         case PartitionIntentsUnwritten(reason):
             after = replace(partitions, file_problem=reason)
-        case PartitionsQueried():
-            after = _queried(partitions, event, at)
         case PartitionQueryFailed(query, reason):
             if query <= partitions.answered:
                 return partitions
@@ -92,17 +97,47 @@ def stepped(partitions: Partitions, event: PartitionEvent, at: float) -> Partiti
     return _settled(after, at)
 
 
+def queried(
+    partitions: Partitions, query: int, shown: Mapping[PartitionId, ShownPartition], at: float
+) -> Partitions:
+    """Return the partitions after query number `query` has shown these, and those that only an earlier one has
+    shown."""
+    if query <= partitions.answered:
+        return partitions
+    after = replace(partitions, answered=query, shown=shown, query_problem="")
+    acting = partitions.act[1] if partitions.act is not None else None
+    records = {
+        key: record if key == acting or query < record.since else _observed(record, query, shown)
+        for key, record in partitions.records.items()
+    }
+    is_blocked = any(r.state is _S.CHECKING and (r.seen or not _is_shown(shown, r)) for r in records.values())
+    return _settled(replace(after, records=records, query_at=at + (RETRY_S if is_blocked else QUERY_S)), at)
+
+
 def ticked(partitions: Partitions, at: float) -> Partitions:
     """Return the partitions after what is due by `at`."""
     return _settled(partitions, at)
 
 
-def deadline(partitions: Partitions, at: float) -> float:
+def handed_over(partitions: Partitions) -> Partitions:
+    """Return the partitions of a daemon that does not serve: another one has the file of intents now. The numbers go
+    on, so that no late answer is taken for that of a new request."""
+    return Partitions(
+        query=partitions.query,
+        answered=partitions.query,
+        acts=partitions.acts,
+        intents=partitions.intents,
+        durable=partitions.intents,
+    )
+
+
+def deadline(partitions: Partitions) -> float:
     """Return when `ticked` is to be called next; infinite if nothing is due by the clock."""
     if not partitions.is_loaded:
         return math.inf
-    times = [partitions.query_at, *(r.retry_at for r in partitions.records.values())]
-    return min((time for time in times if time > at), default=math.inf)
+    is_querying = partitions.query > partitions.answered
+    acts = (record.retry_at for record in partitions.records.values() if _may_act(partitions, record))
+    return min(math.inf if is_querying else partitions.query_at, *acts, math.inf)
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -125,31 +160,22 @@ def _restored(partitions: Partitions, intents: Iterable[Intent]) -> Partitions:
     return replace(partitions, is_loaded=True, records=restored)
 
 
-def _queried(partitions: Partitions, event: PartitionsQueried, at: float) -> Partitions:
-    if event.query <= partitions.answered:
-        return partitions
-    shown = {p.id: p for p in event.partitions}
-    after = replace(partitions, answered=event.query, shown=shown, query_problem="")
-    acting = partitions.act[1] if partitions.act is not None else None
-    records = {
-        key: record if key == acting or event.query < record.since else _observed(record, event.query, shown)
-        for key, record in partitions.records.items()
-    }
-    is_blocked = any(r.state is _S.CHECKING and r.seen for r in records.values())
-    return replace(after, records=records, query_at=at + (RETRY_S if is_blocked else QUERY_S))
-
-
 def _observed(
     record: PartitionRecord, query: int, shown: Mapping[PartitionId, ShownPartition]
 ) -> PartitionRecord:
-    """Return the record with one more query. A list without the partition shows nothing of it."""
-    if record.id not in shown:
+    """Return the record with one more query."""
+    if not _is_shown(shown, record):
         return record
     if record.state is _S.CHECKING:
         seen = any(p.is_active and (p.id == record.id or p.devices & record.devices) for p in shown.values())
     else:
-        seen = shown[record.id].is_active
+        seen = shown[record.id].is_active is True
     return replace(record, seen=seen, seen_by=query, votes=record.votes + 1 if seen is record.seen else 1)
+
+
+def _is_shown(shown: Mapping[PartitionId, ShownPartition], record: PartitionRecord) -> bool:
+    """Return whether a query shows whether the partition is active. A list without it shows nothing of it."""
+    return record.id in shown and shown[record.id].is_active is not None
 
 
 def _act_done(partitions: Partitions, event: PartitionActDone, at: float) -> Partitions:
@@ -291,14 +317,18 @@ def _with(partitions: Partitions, record: PartitionRecord) -> Partitions:
 # --- what is requested ------------------------------------------------------------------------------------------------
 
 
-def _act_requested(partitions: Partitions, at: float) -> Partitions:
-    """Return the partitions with the next act, where none is being done. Never under a process that has a device open,
-    and not while that is unknown."""
+def _may_act(partitions: Partitions, record: PartitionRecord) -> bool:
+    """Return whether its act is due and may begin: none is being done, and no process has a device open. Not while that
+    is unknown."""
     users = partitions.users
-    if partitions.act is not None or users is None:
-        return partitions
+    is_free = users is not None and users.held.isdisjoint(record.devices)
+    return record.act_due and partitions.act is None and is_free
+
+
+def _act_requested(partitions: Partitions, at: float) -> Partitions:
+    """Return the partitions with the next act, if one may begin."""
     for record in partitions.records.values():
-        if record.act_due and record.retry_at <= at and users.held.isdisjoint(record.devices):
+        if record.retry_at <= at and _may_act(partitions, record):
             goal = INTENTS[record.state]
             act = (partitions.acts + 1, record.id, goal)
             begun = replace(record, act_due=False, succeeded=None, seen=None, votes=0)
@@ -316,7 +346,7 @@ def _query_requested(partitions: Partitions, at: float) -> Partitions:
 
 
 def _needs_query(partitions: Partitions, record: PartitionRecord, at: float) -> bool:
-    if partitions.shown is not None and record.id not in partitions.shown:
+    if partitions.shown is not None and not _is_shown(partitions.shown, record):
         return False  # it is queried by the clock
     if record.state is _S.CHECKING:
         return record.votes < WITNESSES  # then the clock, as somebody else has it
@@ -324,13 +354,12 @@ def _needs_query(partitions: Partitions, record: PartitionRecord, at: float) -> 
         is_acting = partitions.act is not None and partitions.act[1] == record.id
         return not (record.act_due or is_acting)
     if record.state in _EXPECTED:
-        return record.seen is not _EXPECTED[record.state] or not has_fresh_query(partitions, record)
+        is_new = all(is_fresh(partitions, record, name) for name in record.owners)
+        return record.seen is not _EXPECTED[record.state] or not is_new
     return False
 
 
-def has_fresh_query(partitions: Partitions, record: PartitionRecord) -> bool:
-    """Return whether a query that was requested after the owners' calls had come has come back."""
-    if partitions.users is None:
-        return True  # no call is known
-    asking = (partitions.users.owners[name].asks for name in record.owners)
-    return all(record.seen_by >= partitions.asked[token] for token in asking if token)
+def is_fresh(partitions: Partitions, record: PartitionRecord, name: str) -> bool:
+    """Return whether a query that was requested after the owner's call had come has come back; true without a call."""
+    owner = partitions.users.owners.get(name) if partitions.users is not None else None
+    return owner is None or not owner.asks or record.seen_by >= partitions.asked[owner.asks]

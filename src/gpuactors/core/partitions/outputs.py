@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Final
 
 from msgspec import Struct
 
-from gpuactors.core.partitions.machine import WITNESSES, has_fresh_query
+from gpuactors.core.partitions.machine import WITNESSES, is_fresh
+from gpuactors.core.state import NodeState
 from gpuactors.core.state.partitions import PartitionRecord, Partitions
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.model import DeviceKey
+from gpuactors.core.values.claim import ClaimUid
+from gpuactors.core.values.model import Token
 from gpuactors.core.values.partition import INTENTS, Goal, Intent, PartitionId, PartitionState
 from gpuactors.core.values.status import Conflict, Reason
 
@@ -34,16 +36,24 @@ class IntentsWanted(Struct, frozen=True, gc=False):
 class PartitionsWanted(Struct, frozen=True, gc=False):
     """The orders to the actor of partitions. Each number is done once."""
 
-    query: int | None
-    act: PartitionAct | None
-    file: IntentsWanted | None
+    load: bool = False
+    """True if the file of intents is to be read."""
+    query: int | None = None
+    act: PartitionAct | None = None
+    file: IntentsWanted | None = None
+
+
+NOTHING_WANTED: Final = PartitionsWanted()
+"""The orders to a daemon that does not serve."""
 
 
 def partitions_wanted(partitions: Partitions) -> PartitionsWanted:
     """Return the orders. An act is in them only if its intent is on disk."""
+    if not partitions.is_loaded:
+        return PartitionsWanted(load=True)
     act = PartitionAct(*partitions.act) if partitions.act is not None else None
     query = partitions.query if partitions.query > partitions.answered else None
-    return PartitionsWanted(query, act, _file(partitions))
+    return PartitionsWanted(query=query, act=act, file=_file(partitions))
 
 
 def _file(partitions: Partitions) -> IntentsWanted | None:
@@ -57,21 +67,39 @@ def _file(partitions: Partitions) -> IntentsWanted | None:
     return IntentsWanted(partitions.intents, tuple(intents))
 
 
+def unready(state: NodeState, owner: str) -> Conflict | None:
+    """Return why a call of this owner must not be answered yet; None if it may be, as on a node where gpuactors
+    activates no partitions."""
+    return conflict(state.partitions, owner) if state.partitions is not None else None
+
+
+def call_owner(token: Token, number: int) -> str:
+    """Return the name of a call of the device plugin API as an owner, for its request of this number."""
+    return f"call {token}.{number}"
+
+
+def claim_owner(uid: ClaimUid) -> str:
+    """Return the name of a claim as an owner."""
+    return f"claim {uid}"
+
+
 def conflict(partitions: Partitions, owner: str) -> Conflict | None:
     """Return why a call of this owner must not be answered yet; None if it may be. An owner whose devices are no
     partition needs none."""
-    if partitions.users is None or not partitions.is_loaded or partitions.shown is None:
-        problem = f": {partitions.query_problem}" if partitions.query_problem else ""
+    users = partitions.users
+    if users is None or owner not in users.owners or not partitions.is_loaded or not partitions.shown:
+        detail = partitions.file_problem or partitions.query_problem
+        problem = f": {detail}" if detail else ""
         return _late(f"the partitions of the NVLink fabric have not been read yet{problem}")
-    devices = partitions.users.owners[owner].devices
+    devices = users.owners[owner].devices
     of_owner = [r for r in partitions.records.values() if r.devices == devices]
-    return next((why for r in of_owner if (why := _not_ready(partitions, r)) is not None), None)
+    return next((why for r in of_owner if (why := _not_ready(partitions, r, owner)) is not None), None)
 
 
-def _not_ready(partitions: Partitions, record: PartitionRecord) -> Conflict | None:
+def _not_ready(partitions: Partitions, record: PartitionRecord, owner: str) -> Conflict | None:
     match record.state:
         case _S.ACTIVE:
-            if record.seen and has_fresh_query(partitions, record):
+            if record.seen and is_fresh(partitions, record, owner):
                 return None
             return _late(f"whether partition {record.id} is still active is being checked")
         case _S.CHECKING if record.seen and record.votes >= WITNESSES:
@@ -110,16 +138,6 @@ def _lost(record: PartitionRecord) -> Reason:
         f"partition {record.id} of {', '.join(sorted(record.devices))} is not active any more: the fabric manager was "
         "restarted?",
     )
-
-
-def lost(partitions: Partitions) -> Mapping[DeviceKey, Reason]:
-    """Return the devices of partitions that have an owner and are not active any more."""
-    return {
-        device: _lost(record)
-        for record in partitions.records.values()
-        if record.state is _S.LOST and record.owners
-        for device in sorted(record.devices)
-    }
 
 
 def of_others(partitions: Partitions) -> tuple[PartitionId, ...]:

@@ -16,6 +16,7 @@ from gpuactors.core.deviceplugin.registration import PluginOrder, is_registered,
 from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
 from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.ledger.identity import alias_ids
+from gpuactors.core.partitions.outputs import NOTHING_WANTED, PartitionsWanted, partitions_wanted
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.model import (
@@ -114,6 +115,8 @@ class Outputs(Struct, frozen=True, gc=False):
     """The orders for claims of GPUs; None while DRA is off."""
     domains: DomainsWanted | None
     """The orders for compute domains; None while they are off."""
+    partitions: PartitionsWanted | None
+    """The orders for partitions of the NVLink fabric; None where gpuactors activates none."""
     take_over: bool
     """True if this daemon is ready to serve, so that the running one is to hand over now."""
     stopping: bool
@@ -136,6 +139,7 @@ def project(state: NodeState) -> Outputs:
         },
         claims=_claims(state),
         domains=domains_wanted(state) if state.domains.settings is not None else None,
+        partitions=_partitions(state),
         take_over=state.daemon.role is Role.TAKING_OVER and is_ready(state),
         stopping=state.daemon.stopping,
     )
@@ -155,6 +159,14 @@ def _claims(state: NodeState) -> ClaimsWanted | None:
     from gpuactors.core.gpus.driver import GPUS
 
     return claims_wanted(view_of(state, GPUS))
+
+
+def _partitions(state: NodeState) -> PartitionsWanted | None:
+    """Return the orders for partitions. Only a daemon that serves has the file of intents."""
+    if state.partitions is None:
+        return None
+    is_serving = state.daemon.role is Role.SERVING and not state.daemon.stopping
+    return partitions_wanted(state.partitions) if is_serving else NOTHING_WANTED
 
 
 def _poll(state: NodeState) -> PollWanted:

@@ -1,4 +1,4 @@
-"""The state of the node, as one frozen value of seven parts, and the values derived from it.
+"""The state of the node, as one frozen value of eight parts, and the values derived from it.
 
 The parts about claims are without settings where these are not served (`NO_GPUS`, `NO_DOMAINS`).
 
@@ -28,6 +28,7 @@ from gpuactors.core.state.claims import Claims
 from gpuactors.core.state.domains import NO_DOMAINS, Domains
 from gpuactors.core.state.gpus import NO_GPUS, Gpus
 from gpuactors.core.state.offered import NOTHING_OFFERED, Offered
+from gpuactors.core.state.partitions import Partitions
 from gpuactors.core.values.device_spec import DeviceSpecs
 from gpuactors.core.values.mediated import MediatedDevices
 from gpuactors.core.values.model import (
@@ -149,7 +150,7 @@ class Daemon(Struct, frozen=True, gc=False):
     stopping: bool
 
 
-PARTS: Final = ("host", "kubelet", "calls", "published", "daemon", "gpus", "domains")
+PARTS: Final = ("host", "kubelet", "calls", "published", "daemon", "gpus", "domains", "partitions")
 """The names of the parts of the state; its other fields are derived."""
 
 
@@ -166,6 +167,8 @@ class NodeState(Struct, frozen=True, dict=True):
     """The claims of GPUs; without settings while DRA is off."""
     domains: Domains = NO_DOMAINS
     """The compute domains; without settings while they are off."""
+    partitions: Partitions | None = None
+    """The partitions of the NVLink fabric that gpuactors activates; None where it activates none."""
     offered: Offered = NOTHING_OFFERED
     """The devices offered to claims, derived from the rest; see `gpus/offer.py`. Empty before the first offer."""
 

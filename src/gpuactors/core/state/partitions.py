@@ -90,4 +90,4 @@ class Partitions(Struct, frozen=True, gc=False):
 
 
 NO_PARTITIONS: Final = Partitions()
-"""The partitions before the intents have been read."""
+"""The partitions before the intents have been read, and of a daemon that does not serve."""

@@ -373,7 +373,7 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         "Deactivate it by the fabric manager's tool if no virtual machine uses it.",
     ),
     Cause.PARTITION_LOST: Meaning(
-        UNHEALTHY,
+        CALL,
         "gpuactors activated the partition of the GPU for its owner, and it is not active any more.",
         "Restart the virtual machine: the partition is activated again before it starts. See why the fabric manager "
         "was restarted.",

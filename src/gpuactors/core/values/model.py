@@ -811,3 +811,5 @@ class Settings(Struct, frozen=True, gc=False):
     PreStartContainer; `pre_start_gate` is False then."""
     sets_required: bool = False
     """True if devices that are no set are refused; False if a set is only preferred."""
+    activates_partitions: bool = False
+    """True if the partitions of the NVLink fabric are activated for those who get their devices."""

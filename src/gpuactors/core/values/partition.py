@@ -23,7 +23,8 @@ class ShownPartition(Struct, frozen=True, gc=False):
 
     id: PartitionId
     devices: frozenset[DeviceKey]
-    is_active: bool
+    is_active: bool | None
+    """None if an earlier query has shown it and this one has not."""
 
 
 class Goal(StrEnum):

@@ -18,6 +18,7 @@ from gpuactors.control.view import (
     CardView,
     Change,
     DeviceView,
+    EgmView,
     LastCallView,
     Member,
     NodeView,
@@ -28,6 +29,7 @@ from gpuactors.core.assessment.blockers import is_unbinding
 from gpuactors.core.host.usage import last_poll, use_of
 from gpuactors.core.kinds.dead import dead
 from gpuactors.core.kinds.presence import gone
+from gpuactors.core.kinds.sets import SetSource
 from gpuactors.core.ledger.ledger import allocated_ids
 from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
 from gpuactors.core.reports.snapshot import DeviceReport, registered, report
@@ -141,7 +143,13 @@ def _present(state: NodeState, reported: DeviceReport, device: Device, at: float
         parent=_parent(state, device),
         profile=_profile(device),
         vm=reported.vm or None,
+        egm=_egm(state, device.key),
     )
+
+
+def _egm(state: NodeState, key: DeviceKey) -> EgmView | None:
+    egms = (s for s in state.known_sets.sets if s.source is SetSource.EGM and key in s.devices)
+    return next((EgmView(egm.name, egm.node, egm.devices) for egm in egms), None)
 
 
 def _own_nodes(device: Device) -> tuple[str, ...]:

@@ -227,6 +227,17 @@ class ReleaseView(Struct, frozen=True):
     """Whether the kernel has enumerated the device again since."""
 
 
+class EgmView(Struct, frozen=True):
+    """The memory of a Grace superchip that a virtual machine gets with all of its GPUs."""
+
+    name: str
+    """The kernel's name, `egm4`."""
+    node: str
+    """Its device node on the host; empty if that is missing."""
+    gpus: tuple[str, ...]
+    """The addresses of its GPUs, sorted."""
+
+
 class DeviceView(Struct, frozen=True):
     """One device. If it is gone from the node, only its list entry, owner and history are known."""
 
@@ -284,6 +295,8 @@ class DeviceView(Struct, frozen=True):
     """The name of its vGPU profile, `NVIDIA A40-12Q`; None if it has none."""
     vm: str | None = None
     """The virtual machine that its owner runs: `default/vm-1`; None if none is known."""
+    egm: EgmView | None = None
+    """The EGM that it belongs to; None if it is in none."""
 
 
 class CardView(Struct, frozen=True):

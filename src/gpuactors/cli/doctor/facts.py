@@ -10,11 +10,13 @@ from gpuactors.config import Config
 from gpuactors.control.client import Running
 from gpuactors.control.view import NodeView
 from gpuactors.core.gpus.device_classes import DeviceClass
+from gpuactors.core.kinds.sets import NO_SETS, KnownSets
 from gpuactors.core.values.domain import ImexFacts
 from gpuactors.core.values.model import PciFunction, ResourceName
 from gpuactors.host.pci_ids import Names
 from gpuactors.host.preflight import Preflight
 from gpuactors.host.runtime import Runtime
+from gpuactors.host.variants import Variant
 from gpuactors.host.vfio import VfioHost
 from gpuactors.kubelet.look import PluginDirectory
 from gpuactors.ports.node import LedgerContents
@@ -151,6 +153,12 @@ class Facts(Struct, frozen=True):
     """The DeviceClasses, read where both APIs are on and the API server has answered the rest."""
     imex: Known[ImexFacts] | None = None
     state: Known[State] | None = None
+    egms: Known[KnownSets] = NO_SETS
+    """The EGMs of the host."""
+    variants: Known[tuple[Variant, ...]] = ()
+    """The selected functions that the kernel has a variant of vfio-pci for."""
+    egm_module: Known[bool] = False
+    """True if the kernel has the module of EGM, and it is not loaded."""
     preflight: Known[Preflight] | None = None
     runtimes: Known[tuple[Runtime, ...]] | None = None
     """The container runtimes' configurations, read where claims are wanted."""

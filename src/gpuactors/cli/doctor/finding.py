@@ -50,6 +50,11 @@ class Check(StrEnum):
     """The IOMMU remaps interrupts, without which vfio refuses a virtual machine (x86)."""
     LOCKED_MEMORY = "LockedMemory"
     """The limit of locked memory that the container runtime gives to containers: KubeVirt raises it, others may not."""
+    VARIANT_DRIVER = "VariantDriver"
+    """GPUs for which the kernel has a variant of vfio-pci, such as `nvgrace_gpu_vfio_pci`, can be on that driver: it is
+    loaded, and none is on vfio-pci."""
+    EGM = "Egm"
+    """Each EGM of a Grace superchip has a device node and a list of GPUs that can be read."""
     IOMMUFD = "Iommufd"
     """With `/dev/iommu`, each GPU on vfio has its node below `/dev/vfio/devices`."""
     KUBELET_DIRECTORY = "KubeletDirectory"
@@ -110,6 +115,8 @@ DOCUMENTS: Final[Mapping[Check, str]] = {
     Check.BOOT_FRAMEBUFFER: "docs/doctor.md#the-boot-framebuffer",
     Check.INTERRUPT_REMAPPING: f"{_INSTALL}#1-the-iommu",
     Check.LOCKED_MEMORY: "docs/doctor.md#what-is-checked",
+    Check.VARIANT_DRIVER: "docs/kinds.md#egm-of-grace-superchips",
+    Check.EGM: "docs/kinds.md#egm-of-grace-superchips",
     Check.IOMMUFD: f"{_INSTALL}#2-vfio-pci-at-boot",
     Check.KUBELET_DIRECTORY: _KUBELET,
     Check.KUBELET_RUNS: "docs/troubleshooting.md#the-daemon",

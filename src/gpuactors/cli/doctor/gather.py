@@ -40,13 +40,15 @@ from gpuactors.config import Config, Resolved
 from gpuactors.control.client import NoDaemonError, Running, read_status
 from gpuactors.control.path import path_problem, socket_path
 from gpuactors.core.gpus.device_classes import DeviceClass
+from gpuactors.core.kinds.sets import KnownSets
 from gpuactors.core.values.domain import NAMESPACES, DomainUid, ImexFacts
 from gpuactors.core.values.inventory import is_selected, named, own_resource
 from gpuactors.core.values.mediated import HostPart, functions_of
 from gpuactors.core.values.model import PciFunction, ResourceName
 from gpuactors.daemon.about import node_of
 from gpuactors.daemon.app import sysfs_of
-from gpuactors.host import pci_ids, preflight, runtime, vfio
+from gpuactors.host import pci_ids, preflight, runtime, variants, vfio
+from gpuactors.host.egm import EgmReader
 from gpuactors.host.pod_cgroups import PodCgroups
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
@@ -116,6 +118,9 @@ async def gather(
         classes=await reading.classes() if with_classes else None,
         imex=await reading.imex() if judged.config.compute_domains != "off" else None,
         state=await reading.state() if not pre else None,
+        egms=await reading.egms(),
+        variants=await reading.variants(functions),
+        egm_module=await reading.egm_module(),
         preflight=await reading.preflight(functions),
         runtimes=await reading.runtimes() if wants_claims(judged.config) else None,
         kubevirt=kubevirt,
@@ -239,6 +244,18 @@ class _Reading:
         return await self._blocking(
             "the host's framebuffer, interrupts and limits", lambda: preflight.read(self._root, selected)
         )
+
+    async def egms(self) -> Known[KnownSets]:
+        return await _known("the EGMs", EgmReader(self._root).read, self._progress, DOCTOR_READ_S)
+
+    async def variants(
+        self, functions: Known[tuple[PciFunction, ...]]
+    ) -> Known[tuple[variants.Variant, ...]]:
+        selected = [function.address for function in _selected(self._config, functions)]
+        return await self._blocking("the variants of vfio-pci", lambda: variants.read(self._root, selected))
+
+    async def egm_module(self) -> Known[bool]:
+        return await self._blocking("the module of EGM", lambda: variants.lacks_egm_module(self._root))
 
     async def runtimes(self) -> Known[tuple[runtime.Runtime, ...]]:
         return await self._blocking("the container runtime's configuration", lambda: runtime.read(self._root))

@@ -10,7 +10,7 @@ from typing import Final
 import trio
 from msgspec.structs import replace
 
-from gpuactors.actors import pod_resources
+from gpuactors.actors import pod_resources, sets_reader
 from gpuactors.cli.progress import Progress
 from gpuactors.config import Config
 from gpuactors.control.node_view import view_of
@@ -19,12 +19,14 @@ from gpuactors.core.deviceplugin import specs
 from gpuactors.core.events import Event
 from gpuactors.core.events.deviceplugin import SpecsWritten
 from gpuactors.core.events.host import GroupsObserved, HostScanned
+from gpuactors.core.kinds.sets import SetSource
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state, step
 from gpuactors.core.values.mediated import HostPart, functions_of, mediated_of
 from gpuactors.daemon.app import settings_of, sysfs_of
 from gpuactors.host.cdi import CdiFiles
+from gpuactors.host.egm import EgmReader
 from gpuactors.host.pod_cgroups import PodCgroups
 from gpuactors.host.reader import ThreadedReader
 from gpuactors.host.root import HostRoot
@@ -74,6 +76,8 @@ async def assessed(
         event = await _answer(state, ledger, use, cdi)
     if (files := specs.wanted(state)) is not None:  # a daemon would write them first
         state, _effects = step(state, SpecsWritten(files, {}), trio.current_time())
+    egms = await sets_reader.observed(SetSource.EGM, EgmReader(HostRoot(str(config.host_root))))
+    state, _effects = step(state, egms, trio.current_time())
     # This command needs no uevents: it has just scanned.
     return replace(view_of(state, trio.current_time()), uevents_problem="")
 

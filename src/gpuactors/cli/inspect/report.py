@@ -98,6 +98,9 @@ def _device_dict(device: DeviceView, inspected: Inspected) -> dict[str, object]:
         "parent": device.parent,
         "profile": device.profile,
         "vm": device.vm,
+        "egm": {"name": egm.name, "node": egm.node or None, "gpus": list(egm.gpus)}
+        if (egm := device.egm) is not None
+        else None,
     }
 
 
@@ -337,6 +340,15 @@ def explanation_json(explained: Explained) -> str:
     return json.dumps(content, indent=2)
 
 
+def _egm(device: DeviceView) -> str | None:
+    """Return its EGM, and with which GPUs a virtual machine gets it."""
+    if (egm := device.egm) is None:
+        return None
+    node = egm.node or "whose device node is missing, so that no container gets it"
+    others = [gpu for gpu in egm.gpus if gpu != device.address]
+    return f"{egm.name}, {node}; together with {', '.join(others) or 'this GPU alone'}"
+
+
 def explanation(explained: Explained, columns: int = UNFOLDED) -> str:
     """Return the one reason in a sentence, then the device's owner and holders, its place in the host, and its former
     reasons."""
@@ -352,6 +364,7 @@ def explanation(explained: Explained, columns: int = UNFOLDED) -> str:
         ("IOMMU group", _group(device)),
         ("Resource", _resource(device, inspected)),
         ("Profile", device.profile),
+        ("EGM", _egm(device)),
         ("Part of", cards.parent_of(device, view)),
         *(("Parts", line) for line in cards.part_lines(device.address, view)),
         ("Kubelet's ID", device.id),

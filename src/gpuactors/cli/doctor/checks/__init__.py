@@ -11,6 +11,7 @@ from gpuactors.cli.doctor.checks import (
     claims,
     daemon,
     gpus,
+    grace,
     iommu,
     kubelet,
     kubevirt,
@@ -36,6 +37,7 @@ GROUPS: Final[tuple[tuple[str, Callable[[Facts], Iterator[Finding]]], ...]] = (
     ("GPUs", gpus.check),
     ("names", model_names.check),
     ("vfio", vfio.check),
+    ("Grace", grace.check),
     ("host", preflight.check),
     ("kubelet", kubelet.check),
     ("daemon", daemon.check),
@@ -45,7 +47,7 @@ GROUPS: Final[tuple[tuple[str, Callable[[Facts], Iterator[Finding]]], ...]] = (
     ("state", state.check),
 )
 
-_GPU_GROUPS: Final = frozenset({"IOMMU", "GPUs", "names", "vfio", "host"})
+_GPU_GROUPS: Final = frozenset({"IOMMU", "GPUs", "names", "vfio", "Grace", "host"})
 """The groups that are left out where no GPU is offered: they are the host's own business."""
 
 

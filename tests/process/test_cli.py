@@ -360,6 +360,7 @@ def _device(
         "parent": None,
         "profile": None,
         "vm": None,
+        "egm": None,
         "listed": not reason.startswith("bound to"),
         "health": health,
         "cause": cause,

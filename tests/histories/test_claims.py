@@ -148,7 +148,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 @pytest.mark.parametrize(
     ("plant", "script", "check"),
     [
-        (_no_other_claim, SUCCESSION, "a pod failed for nothing"),
+        (_no_other_claim, SUCCESSION, "two owners"),
         (_rebinds_prebound, f"a pod with a claim comes@{PREBOUND}+30", "a pre-bound card was unbound"),
         (_never_returns, STORY, "something of a claim is left"),
         (_keeps_files, STORY, "something of a claim is left"),

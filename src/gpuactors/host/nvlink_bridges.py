@@ -1,8 +1,9 @@
 """Reads whether the host runs the NVLink fabric of a board whose NVSwitches are no PCI functions (HGX B200 and B300).
 
 There the fabric manager reaches the NVSwitches by bridges: functions of Mellanox' vendor ID with an InfiniBand port and
-the ids of network cards. Their vital product data (VPD) alone tells them apart: it has `SW_MNG`, which the start of
-NVIDIA's fabric manager looks for as well. Implements `ports.node.SetsReader`. Opens no device node.
+the ids of network cards. Their vital product data (VPD) alone tells them apart: it has `SW_MNG`, by which other public
+programs for these boards know them, too. No such board was seen. Implements `ports.node.SetsReader`. Opens no device
+node.
 """
 
 from __future__ import annotations

@@ -97,6 +97,7 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("sets", '"require"', "require", "prefer", "require", "require"),
     ("sets_file", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
     ("partition_command", '"/file"', "/file", "/variable", "/flag", Path("/flag")),
+    ("partition_activation", '"off"', "off", "off", "off", "off"),
     ("compute_domains", '"on"', "on", "host-managed", "off", "off"),
     ("domains_driver", '"a.example"', "a.example", "b.example", "c.example", "c.example"),
     ("domains_namespace", '"file"', "file", "variable", "flag", "flag"),
@@ -587,3 +588,11 @@ def test_a_resource_that_cdi_cannot_name_is_refused_where_cdi_is_to_name_it(how:
         load({**how, "resource_name": names}, {})
     assert load({**how, "resource_name": names[:1]}, {}).allocate_as == "cdi"
     assert load({"resource_name": names}, {}).allocate_as == "nodes"
+
+
+def test_an_activation_without_a_command_is_refused() -> None:
+    with pytest.raises(ConfigError) as error:
+        load({"partition_activation": "on"}, {})
+    assert "partition_activation: on needs partition_command" in str(error.value)
+    config = load({"partition_activation": "on", "partition_command": "/usr/bin/x"}, {})
+    assert config.partition_activation == "on"

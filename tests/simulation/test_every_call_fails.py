@@ -25,6 +25,7 @@ from trio.testing import MockClock
 from gpuactors.ports import claims as ports_claims
 from gpuactors.ports import kube as ports_kube
 from gpuactors.ports import node as ports
+from gpuactors.ports import partitions as ports_partitions
 from gpuactors_simulation.kubelet.dra import worker
 from gpuactors_simulation.kubelet.values import KubeletView, Phase
 from tests.histories.claims import CLAIMS, ClaimsNode
@@ -192,6 +193,8 @@ ELSEWHERE: Final[dict[type, str]] = {
     ports.FeatureFile: "tests/actors/test_feature_keeper.py",
     ports.SetsReader: "tests/actors/test_sets_reader.py",
     ports.SpecDirectory: "tests/actors/test_spec_keeper.py",
+    ports_partitions.FabricManager: "tests/actors/test_partition_worker.py",
+    ports_partitions.PartitionIntentsFile: "tests/actors/test_partition_worker.py",
     ports_claims.TouchedFiles: "tests/actors/test_cdi_watcher.py",
     ports.Journal: "tests/observe/test_journal.py",
     ports_kube.EventApi: "tests/actors/test_event_poster.py",
@@ -206,7 +209,7 @@ OF_THE_CORE: Final = {ports.Caller, ports_claims.ClaimCaller}
 def test_the_failures_of_every_port_are_tried() -> None:
     found = {
         port
-        for module in (ports, ports_claims, ports_kube)
+        for module in (ports, ports_claims, ports_kube, ports_partitions)
         for port in vars(module).values()
         if getattr(port, "_is_protocol", False) and port.__module__ == module.__name__
     }

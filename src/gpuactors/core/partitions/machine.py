@@ -157,7 +157,7 @@ def _restored(partitions: Partitions, intents: Iterable[Intent]) -> Partitions:
         )
         for intent in intents
     }
-    return replace(partitions, is_loaded=True, records=restored)
+    return replace(partitions, is_loaded=True, records=restored, file_problem="")
 
 
 def _observed(

@@ -81,4 +81,18 @@ PARTITIONS: Final = (
         "if record.seen:",
         f"{_BY_NAME}::test_one_that_is_lost_is_activated_before_the_next_start_of_a_container",
     ),
+    Mutation(
+        "the first list answers a call that came before it",
+        "core/fabric.py",
+        "            partitions = _with_users(state, partitions, at)\n        case PartitionQueryFailed",
+        "        case PartitionQueryFailed",
+        "tests/core/test_fabric.py::test_a_call_that_comes_before_the_first_list_is_not_answered_by_that_list",
+    ),
+    Mutation(
+        "a container starts whose pod nobody knows",
+        "core/deviceplugin/calls.py",
+        "    if call.kind is CallKind.PRE_START and unlisted and not conflicts:\n",
+        "    if False:\n",
+        "tests/core/test_fabric.py::test_a_container_whose_pod_kubelet_does_not_list_waits",
+    ),
 )

@@ -630,7 +630,13 @@ def _unready(state: NodeState, token: Token, call: Call) -> list[Conflict]:
     if state.partitions is None or not is_last:
         return []
     found = (unready(state, call_owner(token, number)) for number in range(len(call.requests)))
-    return [conflict for conflict in found if conflict is not None]
+    conflicts = [conflict for conflict in found if conflict is not None]
+    unlisted = sorted(key for key in call.seen if key not in state.index.owners)
+    if call.kind is CallKind.PRE_START and unlisted and not conflicts:
+        # Who has them after the call is known by the ledger only: nobody would have the partition.
+        message = f"kubelet's ledger does not list {', '.join(quoted_ids(unlisted))} yet"
+        conflicts.append(Conflict(Reason(Cause.LEDGER_LATE, message)))
+    return conflicts
 
 
 def _lacking(state: NodeState, call: Call) -> list[Reason]:

@@ -83,7 +83,7 @@ BUGS: Final = (
     Planted(
         "the gate does not wait for the process of a pod that is gone",
         "src/gpuactors/core/deviceplugin/calls.py",
-        "            return None if _held(state, call) else Ready()\n",
+        "            return None if conflicts or _held(state, call) else Ready()\n",
         "            return Ready()\n",
         "tests/node/test_device_plugin.py -k forced_deletion",
     ),

@@ -37,12 +37,12 @@ def offered(node: Node) -> None:
     node.wait_device_lists({H100: dict.fromkeys((A, B, C, D), HEALTHY)})
 
 
-def prestart(node: Node) -> None:
+def prestart(node: Node, *devices: str) -> None:
     """What kubelet does until it succeeds: it calls again after a refusal."""
 
     def succeeds() -> bool:
         try:
-            node.kubelet.prestart(H100, [A, B])
+            node.kubelet.prestart(H100, devices or [A, B])
         except grpc.RpcError:
             return False
         return True
@@ -115,8 +115,9 @@ def test_a_daemon_that_is_killed_in_an_activation(word: str, moment: Moment, liv
                 ends(node)
             eventually(lambda: (node.directory / "s" / "partitions.json").exists() or not lives, "the intent")
             eventually(lambda: not manager.active, "the end of the partition")
+            eventually(lambda: not node.kubelet.taken(H100), "kubelet's release of the devices")
             node.kubelet.allocate(H100, [A, B, C, D], pod="another")
-            node.kubelet.prestart(H100, [A, B, C, D])
+            prestart(node, A, B, C, D)
             assert manager.active == {"3"}, "it is not in the way of another one"
             node.assert_sound(second)
 

@@ -44,7 +44,7 @@ PARTS_EVERY: Final = 8
 VGPUS_EVERY: Final = 8
 """The same of nodes that have vGPUs as well; half of them serve claims."""
 
-SETS_EVERY: Final = 8
+SETS_EVERY: Final = 16
 """The same of nodes with sets of devices."""
 
 INTERRUPTED: Final = 130

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from gpuactors.core.host.schedule import POLL_FAST_S
@@ -78,7 +79,8 @@ def _stranger(guest: Guest, watchers: Sequence[Watcher], edu: Function) -> None:
 
 
 def _next_pod(guest: Guest, watchers: Sequence[Watcher], edu: Function) -> None:
-    with Tenant.start() as vm:
+    # Of its own, as the calls take seconds where the machine is slow.
+    with ThreadPoolExecutor(max_workers=1) as thread, Tenant.start() as vm:
         for watcher in watchers:
             watcher.kubelet.allocate(RESOURCE, [edu.address], pod="vm-1")
             watcher.kubelet.prestart(RESOURCE, [edu.address])
@@ -89,12 +91,13 @@ def _next_pod(guest: Guest, watchers: Sequence[Watcher], edu: Function) -> None:
         # What no poll has seen in use is not waited for: a machine that lived that short is let go by `enable` alone.
         time.sleep(POLLED_S)
         killed_ns = timed_ns(vm.process.kill)
+        opening = thread.submit(_opens_ns, guest, edu, killed_ns)
         # Its processes' end is what kubelet waits for, and not the end of what the kernel does for them.
         for watcher in watchers:
             watcher.kubelet.force_delete("vm-1")
             watcher.kubelet.allocate(RESOURCE, [edu.address], pod="vm-2")
         waiting = [PreStart(watcher, edu) for watcher in watchers]
-        opens_ns = _opens_ns(guest, edu, killed_ns)
+        opens_ns = opening.result()
         for call in waiting:
             granted_ns = call.granted_ns(RELEASE_SEEN_WITHIN_S)
             _check(guest, f"{call.watcher.mode}_container", granted_ns, opens_ns)

@@ -51,8 +51,8 @@ class ClaimsNode(DraNode):
         """The second one; None if nobody but the daemon touches drivers and files."""
         self.writes = self._open_writes()
         self.forgotten: set[str] = set()
-        """Functions that a daemon had written to before the checkpoint was lost in this boot: their original driver and
-        override are not known any more."""
+        """Functions that a daemon had written to before the checkpoint was lost in this boot, or was about to by an act
+        under way: their original driver and override are not known any more."""
         self.forgotten_claims: set[str] = set()
         """The UIDs of claims that were there when the checkpoint was lost in this boot: only their files, and kubelet,
         say that they are prepared."""
@@ -144,6 +144,10 @@ class ClaimsNode(DraNode):
         self.unidentified |= self.given.keys()
         written = self.writes.written
         self.forgotten.update(a for a in self.home if any(a in path or a in text for path, text in written))
+        functions = self._tree.functions
+        self.forgotten.update(
+            a for a in self.home if a in functions and functions[a].group in self.writes.groups
+        )
 
     # --- what is there --------------------------------------------------------------------------------------
 

@@ -620,6 +620,11 @@ FOUND_WITH_ADMINISTRATORS: Final[dict[str, tuple[int, Script]]] = {
             "an administrator saves the slices@486+3; the daemon is told to stop@501; a daemon starts@113; "
             "an administrator removes the checkpoint under the daemon@105+0.3; a pod with a claim comes@189+0.3",
         ),
+        "the checkpoint is removed while a bind hangs, which goes on with the companion": (
+            24823323765,
+            "a write to sysfs hangs; a pod with a claim comes@3+0.001; "
+            "an administrator removes the checkpoint under the daemon; a successor starts",
+        ),
         "of a claim's two binds one fails after a restart, and the other goes on": (
             24845063074,
             "an administrator unloads vfio-pci@354+0.3; a pod with a claim for two cards comes@494+0.3; "

@@ -78,6 +78,11 @@ class MemoryWrites:
         return planned.slow_s if planned is not None else 0.0
 
     @property
+    def groups(self) -> frozenset[int]:
+        """The IOMMU groups on which an act is under way."""
+        return frozenset(self._acts)
+
+    @property
     def kernel(self) -> FakeKernel:
         """The kernel that it writes to."""
         return self._kernel

@@ -70,7 +70,7 @@ class _Inputs(Struct, frozen=True, gc=False):
     of_sets: Mapping[str, int | str | None]
     """The attributes by which a claim requests a set with the device (`kinds/sets.py`)."""
     fabric: str
-    """The NVSwitches of the node that keep a GPU on its host's driver."""
+    """The sign that the host runs an NVLink fabric, in words; empty without one (`exclusion.hosts_fabric`)."""
 
 
 def offered(state: NodeState) -> NodeState:

@@ -187,9 +187,18 @@ class ClaimRules:
             return False
         if world.has_vgpus and any(not others.isdisjoint(card_of_part(world, card)) for card in cards):
             return False  # neither claim gets what it was given: the scheduler does not know what a part is made of
-        groups = {world.group_of(card) for card in cards}
+        groups = {world.group_of(card) for card in (*cards, *self._released_with(uid))}
         held = any(group is not None and world.tree.holder_of(group) is not None for group in groups)
         return not held and others.isdisjoint(cards)
+
+    def _released_with(self, uid: str) -> set[str]:
+        """The cards of the claims from which one of this claim's is being released: a claim is released as a whole."""
+        serving = states_of(d for d in self._world.daemons if d.is_serving)
+        entries = [
+            (u, e) for state in serving for u, e in state.gpus.claims.entries.items() if e.state in OWNING
+        ]
+        owned = [{gpu.key for gpu in gpus_of(e).gpus} for u, e in entries if u != uid]
+        return {card for cards in owned if not cards.isdisjoint(self._node.given[uid]) for card in cards}
 
     def unsettled(self) -> list[str]:
         """Implement `Rules.unsettled`: whether a pod has its cards is a matter of every moment. A container that

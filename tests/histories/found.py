@@ -631,6 +631,12 @@ FOUND_WITH_ADMINISTRATORS: Final[dict[str, tuple[int, Script]]] = {
             "an administrator loads vfio-pci@529+3; a write to sysfs fails with EBUSY@379+11; "
             "a successor starts@290+0.05",
         ),
+        "a claim waits for the end of one of two cards, whose other card an external process has open": (
+            22246114056,
+            "a pod with a claim comes@2+0.001; a pod with a claim for two cards comes@3+0.001; "
+            "a write to sysfs hangs; a pod is force-deleted; a pod with a claim ends+70; "
+            "an external process opens a card@4",
+        ),
         "an unbind that waits for a user of the card goes on with no write that hung": (
             23949874799,
             "a process uses a card by its host driver@3; an administrator writes the id of a card to vfio-pci@189; "

@@ -110,6 +110,35 @@ def test_a_list_that_leaves_the_partition_out_starts_nobody() -> None:
     assert board.active
 
 
+def test_a_gpu_that_is_bound_after_the_list_was_read_has_its_partition() -> None:
+    board = Board({})
+    second = function_address(key(2))
+    function = board.state.host.functions[second]
+    board.inspect(second)
+    board.settled()
+    assert not board.partitions.shown, "one of its GPUs is not there"
+    board.inspect(second, function)
+    assert board.partitions.shown, "the next query may come a minute later"
+    board.ledger = {key(1): "vm-1", key(2): "vm-1"}
+    board.feed(Ticked(), after_s=20.0)
+    board.started()
+    assert board.settled() == [Ready()]
+    assert board.active
+
+
+def test_one_whose_gpu_is_pulled_out_is_deactivated_after_its_pod() -> None:
+    """It is known by its number, whatever GPUs are there now."""
+    board = Board({key(1): "vm-1", key(2): "vm-1"})
+    board.started()
+    board.settled()
+    board.inspect(function_address(key(2)))
+    board.ledger = {}
+    board.feed(Ticked(), after_s=60.0)
+    board.settled()
+    assert board.done == [Goal.ACTIVATE, Goal.DEACTIVATE]
+    assert board.partitions.records == {}
+
+
 def test_a_container_whose_pod_kubelet_does_not_list_waits() -> None:
     """When its call is answered, nobody would have the partition any more."""
     board = Board({})

@@ -89,6 +89,20 @@ PARTITIONS: Final = (
         "tests/core/test_fabric.py::test_a_call_that_comes_before_the_first_list_is_not_answered_by_that_list",
     ),
     Mutation(
+        "a GPU that is bound after the list was read is in no partition until the next query",
+        "core/fabric.py",
+        "        partitions = replace(partitions, shown=_shown(state))\n",
+        "        pass\n",
+        "tests/core/test_fabric.py::test_a_gpu_that_is_bound_after_the_list_was_read_has_its_partition",
+    ),
+    Mutation(
+        "a partition stays active for ever after one of its GPUs was pulled out",
+        "core/fabric.py",
+        "is_active=is_active.get(key) if is_ours else None)",
+        "is_active=None)",
+        "tests/core/test_fabric.py::test_one_whose_gpu_is_pulled_out_is_deactivated_after_its_pod",
+    ),
+    Mutation(
         "a container starts whose pod nobody knows",
         "core/deviceplugin/calls.py",
         "    if call.kind is CallKind.PRE_START and unlisted and not conflicts:\n",

@@ -70,8 +70,10 @@ hold("after")
 class FabricManagerStandIn:
     """One fabric manager with the command `path`."""
 
-    def __init__(self, home: Path, partitions: Mapping[str, Sequence[str]]) -> None:
-        """`partitions`: the PCI addresses of the GPUs of each, by its number."""
+    def __init__(
+        self, home: Path, partitions: Mapping[str, Sequence[str]], python: str = sys.executable
+    ) -> None:
+        """`partitions`: the PCI addresses of the GPUs of each, by its number. `python`: where the command runs."""
         home.mkdir()
         self._home: Final = home
         self.path: Final = home / "command"
@@ -79,7 +81,7 @@ class FabricManagerStandIn:
         (home / "acts").touch()
         self.path.write_text(
             _PROGRAM.format(
-                python=sys.executable,
+                python=python,
                 home=str(home),
                 devices={k: [*v] for k, v in partitions.items()},
                 hold_s=_HOLD_S,
@@ -110,6 +112,7 @@ class FabricManagerStandIn:
 
     def hold(self, word: str, moment: Moment) -> None:
         """Stop each such act at this moment: before its effect, or after it and before the command ends."""
+        (self._home / f"held {word} {moment}").unlink(missing_ok=True)
         (self._home / f"hold {word} {moment}").touch()
 
     def is_held(self, word: str, moment: Moment) -> bool:

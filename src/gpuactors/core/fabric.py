@@ -18,7 +18,7 @@ from gpuactors.core.events.host import SetsObserved
 from gpuactors.core.events.partitions import PartitionEvent, PartitionQueryFailed, PartitionsQueried
 from gpuactors.core.host import sets
 from gpuactors.core.host.usage import use_of
-from gpuactors.core.kinds.sets import SetSource
+from gpuactors.core.kinds.sets import NO_SETS, SetSource
 from gpuactors.core.partitions import machine
 from gpuactors.core.partitions.outputs import call_owner, claim_owner
 from gpuactors.core.state import NodeState
@@ -43,7 +43,7 @@ def applied(state: NodeState, event: PartitionEvent, at: float) -> Stepped:
     match event:
         case PartitionsQueried(query, known):
             state, effects = sets.observed(state, SetsObserved(SetSource.FABRIC_MANAGER, known))
-            partitions = machine.queried(partitions, query, _shown(state, partitions), at)
+            partitions = machine.queried(partitions, query, _shown(state), at)
             # At once: which of their devices are in a partition follows from the list, and a call may go on now.
             partitions = _with_users(state, partitions, at)
         case PartitionQueryFailed(_, reason):
@@ -59,6 +59,9 @@ def followed(before: NodeState, state: NodeState, event: Event, at: float) -> St
     if state.partitions is None or before.partitions is None:
         return state, []
     partitions = state.partitions
+    if state.host.functions is not before.host.functions and partitions.shown is not None:
+        # Which GPUs a partition has depends on which are there: one may be bound after the list was read.
+        partitions = replace(partitions, shown=_shown(state))
     if state.daemon.role is not Role.SERVING:
         if not partitions.is_loaded:
             return state, []
@@ -76,14 +79,22 @@ def deadline(state: NodeState) -> float:
     return machine.deadline(state.partitions) if state.partitions is not None else math.inf
 
 
-def _shown(state: NodeState, partitions: Partitions) -> Mapping[PartitionId, ShownPartition]:
-    """Return the partitions of the last list, and those that only an earlier one has named."""
-    known = {key: replace(earlier, is_active=None) for key, earlier in (partitions.shown or {}).items()}
-    for found in state.known_sets.sets:
-        if found.source is SetSource.FABRIC_MANAGER:
-            key = PartitionId(found.name)
-            known[key] = ShownPartition(key, frozenset(found.devices), found.is_active)
-    return known
+def _shown(state: NodeState) -> Mapping[PartitionId, ShownPartition]:
+    """Return the partitions of the last list whose GPUs are there, and those that were named earlier.
+
+    One that gpuactors has an intent for is known by its number, whatever GPUs are there now."""
+    assert state.partitions is not None
+    records, found = state.partitions.records, dict[PartitionId, ShownPartition]()
+    listed = state.host.sets[SetSource.FABRIC_MANAGER].known or NO_SETS
+    is_active = {PartitionId(str(one.partition_id)): one.is_active for one in listed.partitions}
+    for key, earlier in (state.partitions.shown or {}).items():
+        is_ours = key in records and records[key].state in INTENTS
+        found[key] = replace(earlier, is_active=is_active.get(key) if is_ours else None)
+    for known in state.known_sets.sets:
+        if known.source is SetSource.FABRIC_MANAGER:
+            key = PartitionId(known.name)
+            found[key] = ShownPartition(key, frozenset(known.devices), known.is_active)
+    return found
 
 
 # --- who uses them ----------------------------------------------------------------------------------------------------

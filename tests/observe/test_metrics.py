@@ -21,6 +21,7 @@ from gpuactors.observe.counts import COUNTED_EVENTS, METHODS, OUTCOMES, Counts
 from gpuactors.observe.metrics import Metrics
 from gpuactors.observe.metrics_of_state import GAUGES
 from gpuactors.ports.node import Step
+from tests.core.boards import Board
 from tests.core.builders import H100, A, B, Core, gpu, node
 from tests.core.gpus.claim_core import ClaimCore
 
@@ -248,6 +249,17 @@ def test_claims_are_counted_by_state(metrics: Metrics) -> None:
 
 
 _STATES = [state for state in ClaimState if state is not ClaimState.ABSENT]
+
+
+def test_partitions_are_counted_by_state(metrics: Metrics) -> None:
+    assert not [name for name in series(metrics, Core().state) if "gpuactors_partitions{" in name]
+    board = Board({key(1): "vm-1", key(2): "vm-1"})
+    board.started()
+    board.settled()
+    found = series(metrics, board.state)
+    shown = {name: count for name, count in found.items() if name.startswith("gpuactors_partitions{")}
+    assert len(shown) == len(PartitionState) - 1
+    assert {name for name, count in shown.items() if count} == {'gpuactors_partitions{state="Active"}'}
 
 
 def test_inbox_restarts_version_and_journal(metrics: Metrics, counts: Counts) -> None:

@@ -361,6 +361,7 @@ def _device(
         "profile": None,
         "vm": None,
         "egm": None,
+        "partitions": [],
         "listed": not reason.startswith("bound to"),
         "health": health,
         "cause": cause,

@@ -22,6 +22,7 @@ from gpuactors.control.view import (
     LastCallView,
     Member,
     NodeView,
+    PartitionView,
     ReleaseView,
     ResourceView,
 )
@@ -48,6 +49,7 @@ from gpuactors.core.values.model import (
     function_address,
 )
 from gpuactors.core.values.owner import Owner
+from gpuactors.core.values.partition import PartitionId
 
 AGELESS: Final = -math.inf
 """The time of a view without ages: every age is 0 or None, so two views of the same facts are equal."""
@@ -144,12 +146,22 @@ def _present(state: NodeState, reported: DeviceReport, device: Device, at: float
         profile=_profile(device),
         vm=reported.vm or None,
         egm=_egm(state, device.key),
+        partitions=tuple(_partitions(state, device.key)),
     )
 
 
 def _egm(state: NodeState, key: DeviceKey) -> EgmView | None:
     egms = (s for s in state.known_sets.sets if s.source is SetSource.EGM and key in s.devices)
     return next((EgmView(egm.name, egm.node, egm.devices) for egm in egms), None)
+
+
+def _partitions(state: NodeState, key: DeviceKey) -> Iterable[PartitionView]:
+    records = state.partitions.records if state.partitions is not None else {}
+    for found in state.known_sets.sets:
+        if found.source is SetSource.FABRIC_MANAGER and key in found.devices:
+            record = records.get(PartitionId(found.name))
+            done, problem = (str(record.state), record.problem) if record is not None else (None, "")
+            yield PartitionView(found.name, found.devices, found.is_active, done, problem)
 
 
 def _own_nodes(device: Device) -> tuple[str, ...]:

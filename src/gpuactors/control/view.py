@@ -238,6 +238,21 @@ class EgmView(Struct, frozen=True):
     """The addresses of its GPUs, sorted."""
 
 
+class PartitionView(Struct, frozen=True):
+    """A partition of the NVLink fabric that has the device."""
+
+    name: str
+    """Its number, in decimal digits."""
+    gpus: tuple[str, ...]
+    """The addresses of its GPUs, sorted."""
+    is_active: bool
+    """Whether the fabric manager's last list has it as active."""
+    state: str | None
+    """What gpuactors has done about it, a PartitionState; None if nothing."""
+    problem: str
+    """The problem of the last command, as a sentence; empty without one."""
+
+
 class DeviceView(Struct, frozen=True):
     """One device. If it is gone from the node, only its list entry, owner and history are known."""
 
@@ -296,6 +311,7 @@ class DeviceView(Struct, frozen=True):
     vm: str | None = None
     """The virtual machine that its owner runs: `default/vm-1`; None if none is known."""
     egm: EgmView | None = None
+    partitions: tuple[PartitionView, ...] = ()
     """The EGM that it belongs to; None if it is in none."""
 
 

@@ -54,6 +54,14 @@ COUNTED_EVENTS: Final[Mapping[str, tuple[str, str]]] = {
         "gpuactors_broken_claims_total",
         "How often a claim was quarantined because of a bug in gpuactors.",
     ),
+    "partition.changed": (
+        "gpuactors_partitions_lost_total",
+        "How often a partition that gpuactors had activated was not active any more.",
+    ),
+    "partition.failed": (
+        "gpuactors_partition_failures_total",
+        "How often the operator's command for partitions failed to change one, each time for another reason.",
+    ),
     "label.conflicted": (
         "gpuactors_label_conflicts_total",
         "How often the node's label of compute domains was not as it had been read.",

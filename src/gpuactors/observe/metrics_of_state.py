@@ -29,6 +29,7 @@ from gpuactors.core.values.model import (
     device_key,
 )
 from gpuactors.core.values.owner import Allocation
+from gpuactors.core.values.partition import PartitionState
 from gpuactors.core.values.virtual_machine import virtual_machine
 
 if TYPE_CHECKING:
@@ -151,6 +152,13 @@ def _claims(state: NodeState, _: Moment) -> Iterator[Sample]:
     for driver, claims in _served(state).items():
         counts = Counter(entry.state for entry in claims.entries.values())
         yield from (((driver, str(s)), counts.get(s, 0)) for s in ClaimState if s is not ClaimState.ABSENT)
+
+
+def _partitions(state: NodeState, _: Moment) -> Iterator[Sample]:
+    if (partitions := state.partitions) is not None:
+        counts = Counter(record.state for record in partitions.records.values())
+        states = (s for s in PartitionState if s is not PartitionState.ABSENT)
+        yield from (((str(s),), counts.get(s, 0)) for s in states)
 
 
 def _publishes(claims: Claims) -> bool:
@@ -300,6 +308,12 @@ GAUGES: Final = (
         lambda state, _: len(state.calls.waiting),
     ),
     Gauge("gpuactors_claims", "Claims on this node, by their state.", ("driver", "state"), _claims),
+    Gauge(
+        "gpuactors_partitions",
+        "Partitions of the NVLink fabric that a pod or claim has or waits for, by their state.",
+        ("state",),
+        _partitions,
+    ),
     _driver_gauge(
         "gpuactors_claims_served",
         "Whether claims are served: their checkpoint has been read, and can be written.",

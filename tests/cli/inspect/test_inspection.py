@@ -53,7 +53,7 @@ GPU = "0000:23:00.0"
 KEYS = [
     "address", "vendor", "device", "class", "driver", "iommu_group", "group_members", "numa_node", "model",
     "resource", "listed", "health", "cause", "reason", "owner", "holders", "for_claims", "nodes", "since_s",
-    "kind", "parent", "profile", "vm", "egm",
+    "kind", "parent", "profile", "vm", "egm", "partitions",
 ]  # fmt: skip
 QEMU = Holder(4711, "qemu-system-x86", "0b0f-uid")
 
@@ -141,6 +141,7 @@ def test_without_a_daemon_it_inspects_the_host_itself(config: Config) -> None:
         "profile": None,
         "vm": None,
         "egm": None,
+        "partitions": [],
     }
     assert json.loads(as_json(found))["claims"] is None, "it knows nothing of claims"
 

@@ -30,6 +30,7 @@ from gpuactors.control.view import (
     LastCallView,
     Member,
     NodeView,
+    PartitionView,
     ReleaseView,
     ResourceView,
 )
@@ -101,6 +102,16 @@ def _device_dict(device: DeviceView, inspected: Inspected) -> dict[str, object]:
         "egm": {"name": egm.name, "node": egm.node or None, "gpus": list(egm.gpus)}
         if (egm := device.egm) is not None
         else None,
+        "partitions": [
+            {
+                "name": one.name,
+                "gpus": list(one.gpus),
+                "is_active": one.is_active,
+                "state": one.state,
+                "problem": one.problem or None,
+            }
+            for one in device.partitions
+        ],
     }
 
 
@@ -349,6 +360,14 @@ def _egm(device: DeviceView) -> str | None:
     return f"{egm.name}, {node}; together with {', '.join(others) or 'this GPU alone'}"
 
 
+def _partition(one: PartitionView, device: DeviceView) -> str:
+    """Return one partition of the fabric, with its other GPUs."""
+    others = ", ".join(gpu for gpu in one.gpus if gpu != device.address) or "this GPU alone"
+    if one.state is None:
+        return f"{one.name} with {others}: {'active, not by gpuactors' if one.is_active else 'inactive'}"
+    return f"{one.name} with {others}: {one.state}{f' ({one.problem})' if one.problem else ''}"
+
+
 def explanation(explained: Explained, columns: int = UNFOLDED) -> str:
     """Return the one reason in a sentence, then the device's owner and holders, its place in the host, and its former
     reasons."""
@@ -365,6 +384,7 @@ def explanation(explained: Explained, columns: int = UNFOLDED) -> str:
         ("Resource", _resource(device, inspected)),
         ("Profile", device.profile),
         ("EGM", _egm(device)),
+        ("Partitions", "; ".join(_partition(one, device) for one in device.partitions) or None),
         ("Part of", cards.parent_of(device, view)),
         *(("Parts", line) for line in cards.part_lines(device.address, view)),
         ("Kubelet's ID", device.id),

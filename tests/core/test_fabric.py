@@ -2,77 +2,17 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from gpuactors.core.events.daemon import HandOverRequested, Ticked
-from gpuactors.core.events.deviceplugin import PreStartAsked
 from gpuactors.core.events.partitions import (
-    PartitionActDone,
-    PartitionIntentsRead,
-    PartitionIntentsWritten,
-    PartitionsQueried,
+    PartitionQueryFailed,
 )
-from gpuactors.core.kinds.sets import KnownSets, Partition, PartitionGpu
 from gpuactors.core.reports.snapshot import project
-from gpuactors.core.state.partitions import Partitions
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.effects import Answer, Ready, Refused
-from gpuactors.core.values.model import DeviceId, Token, function_address
-from gpuactors.core.values.partition import Goal, PartitionId, PartitionState
-from tests.core.builders import H100, SETTINGS, Core, gpu
+from gpuactors.core.values.effects import Ready, Refused
+from gpuactors.core.values.model import function_address
+from gpuactors.core.values.partition import Goal, PartitionState
 from tests.core.kinds.boards import key
-
-GATED = replace(SETTINGS, activates_partitions=True, pre_start_gate=True)
-PAIR = PartitionId("3")
-
-
-class Board(Core):
-    """A node with four GPUs, and a fabric manager with a partition of the first two."""
-
-    def __init__(self, pods: dict[str, str]) -> None:
-        super().__init__(*(gpu(f"{n:02x}:00.0") for n in (1, 2, 3, 4)), settings=GATED)
-        self.active = False
-        self.lists = True
-        self.done: list[Goal] = []
-        self.ledger = dict(pods)
-        self.feed(Ticked(), after_s=60.0)
-        self.feed(PartitionIntentsRead(()))
-
-    @property
-    def partitions(self) -> Partitions:
-        assert self.state.partitions is not None
-        return self.state.partitions
-
-    def started(self) -> list[Answer]:
-        """What is answered when the first two GPUs' container is to start, before any query comes back."""
-        found = self.answers(PreStartAsked(Token(1), H100, (DeviceId(key(1)), DeviceId(key(2)))))
-        for number in (1, 2):
-            address = function_address(key(number))
-            found += self.answers(self.inspected(address, self.state.host.functions[address]))
-        return found
-
-    def one_done(self) -> list[Answer]:
-        """What is answered after one of the orders is carried out."""
-        wanted = project(self.state).partitions
-        assert wanted is not None
-        if wanted.file is not None:
-            return self.answers(PartitionIntentsWritten(wanted.file.number))
-        if wanted.act is not None:
-            self.active = wanted.act.goal is Goal.ACTIVATE
-            self.done.append(wanted.act.goal)
-            return self.answers(PartitionActDone(wanted.act.number, ""))
-        if wanted.query is not None:
-            gpus = tuple(PartitionGpu(pci_bus_id=key(n)) for n in (1, 2))
-            listed = (Partition(3, self.active, gpus),) if self.lists else ()
-            return self.answers(PartitionsQueried(wanted.query, KnownSets(partitions=listed)))
-        return []
-
-    def settled(self) -> list[Answer]:
-        """What is answered until nothing is wanted any more."""
-        found: list[Answer] = []
-        for _ in range(20):
-            found += self.one_done()
-        return found
+from tests.core.partitions.board import PAIR, Board
 
 
 def test_a_container_starts_when_its_partition_is_active() -> None:
@@ -94,6 +34,28 @@ def test_a_call_that_comes_before_the_first_list_is_not_answered_by_that_list() 
     assert board.one_done() == []
     assert board.partitions.shown
     assert PAIR in board.partitions.records
+
+
+def test_a_fabric_manager_that_lists_no_partition_keeps_nobody_waiting() -> None:
+    board = Board({key(1): "vm-1", key(2): "vm-1"})
+    board.lists = False
+    assert board.started() == []
+    assert board.settled() == [Ready()]
+    assert board.partitions.shown == {}
+    assert board.done == []
+
+
+def test_a_container_that_waits_for_the_list_is_refused_with_the_words_of_the_command() -> None:
+    board = Board({key(1): "vm-1", key(2): "vm-1"})
+    assert board.started() == []
+    board.feed(PartitionQueryFailed(1, "/opt/fm query ends with status 1"))
+    found = board.answers(Ticked(), after_s=30.0)
+    (refused,) = found
+    assert isinstance(refused, Refused)
+    assert refused.causes == (Cause.PARTITION_LATE,)
+    assert (
+        "the list of the fabric manager's partitions has not been read yet: /opt/fm query" in refused.reason
+    )
 
 
 def test_a_list_that_leaves_the_partition_out_starts_nobody() -> None:

@@ -17,13 +17,15 @@ from gpuactors.core.values.claim import Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Granted, Level, Log, Refusal, Refused
 from gpuactors.core.values.model import DeviceId, Health, LedgerEntry, LedgerFile, Pod
+from gpuactors.core.values.partition import PartitionState
 from gpuactors.observe.counts import COUNTED_EVENTS, METHODS, OUTCOMES, Counts
 from gpuactors.observe.metrics import Metrics
 from gpuactors.observe.metrics_of_state import GAUGES
 from gpuactors.ports.node import Step
-from tests.core.boards import Board
 from tests.core.builders import H100, A, B, Core, gpu, node
 from tests.core.gpus.claim_core import ClaimCore
+from tests.core.kinds.boards import key
+from tests.core.partitions.board import Board
 
 WALL = 1_000_000.0
 

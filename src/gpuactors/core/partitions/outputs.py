@@ -85,12 +85,14 @@ def claim_owner(uid: ClaimUid) -> str:
 
 def conflict(partitions: Partitions, owner: str) -> Conflict | None:
     """Return why a call of this owner must not be answered yet; None if it may be. An owner whose devices are no
-    partition needs none."""
+    partition needs none, so one of a fabric manager that lists no partition never does."""
     users = partitions.users
-    if users is None or owner not in users.owners or not partitions.is_loaded or not partitions.shown:
-        detail = partitions.file_problem or partitions.query_problem
-        problem = f": {detail}" if detail else ""
-        return _late(f"the partitions of the NVLink fabric have not been read yet{problem}")
+    if not partitions.is_loaded:
+        return _unread("the file of the partitions that gpuactors has activated", partitions.file_problem)
+    if partitions.shown is None:
+        return _unread("the list of the fabric manager's partitions", partitions.query_problem)
+    if users is None or owner not in users.owners:
+        return _unread("who has the devices of partitions", "")
     devices = users.owners[owner].devices
     of_owner = [r for r in partitions.records.values() if r.devices == devices]
     return next((why for r in of_owner if (why := _not_ready(partitions, r, owner)) is not None), None)
@@ -110,6 +112,11 @@ def _not_ready(partitions: Partitions, record: PartitionRecord, owner: str) -> C
             problem = record.problem or partitions.query_problem or partitions.file_problem
             detail = f": {problem}" if problem else ""
             return _late(f"partition {record.id} is {record.state}{detail}")
+
+
+def _unread(what: str, problem: str) -> Conflict:
+    detail = f": {problem}" if problem else ""
+    return _late(f"{what} has not been read yet{detail}")
 
 
 def _late(message: str) -> Conflict:

@@ -45,6 +45,49 @@ def test_a_fabric_manager_that_lists_no_partition_keeps_nobody_waiting() -> None
     assert board.done == []
 
 
+def test_a_fabric_manager_that_lists_no_partition_is_queried_anew_by_each_call() -> None:
+    """It may have started a moment ago, and list them later."""
+    board = Board({key(1): "vm-1", key(2): "vm-1"})
+    board.lists = False
+    board.settled()
+    queries = board.partitions.query
+    assert board.started() == []
+    assert board.settled() == [Ready()]
+    assert (board.partitions.query, board.done) == (queries + 1, [])
+
+
+def test_partitions_that_are_listed_after_the_call_came_are_activated_before_it_is_answered() -> None:
+    board = Board({key(1): "vm-1", key(2): "vm-1"})
+    board.lists = False
+    board.settled()
+    board.lists = True
+    assert board.started() == []
+    assert board.settled() == [Ready()]
+    assert board.active
+
+
+def test_a_list_of_which_nothing_can_be_used_is_not_empty_and_its_problem_is_told() -> None:
+    board = Board({key(1): "vm-1", key(2): "vm-1"})
+    board.lists, board.problems = False, ("the list has no list partitionInfo",)
+    board.settled()
+    assert board.started() == []
+    assert board.settled() == []
+    (refused,) = board.answers(Ticked(), after_s=30.0)
+    assert isinstance(refused, Refused)
+    assert refused.causes == (Cause.PARTITION_LATE,)
+    assert "has not been read yet: the list has no list partitionInfo" in refused.reason
+
+
+def test_an_empty_list_does_not_count_after_a_query_that_failed() -> None:
+    board = Board({key(1): "vm-1", key(2): "vm-1"})
+    board.lists = False
+    board.settled()
+    assert board.started() == []
+    board.feed(PartitionQueryFailed(board.partitions.query, "it has not ended within 5 s"))
+    board.feed(Ticked(), after_s=6.0)
+    assert board.settled() == [Ready()]
+
+
 def test_a_container_that_waits_for_the_list_is_refused_with_the_words_of_the_command() -> None:
     board = Board({key(1): "vm-1", key(2): "vm-1"})
     assert board.started() == []

@@ -91,8 +91,8 @@ PARTITIONS: Final = (
     Mutation(
         "a GPU that is bound after the list was read is in no partition until the next query",
         "core/fabric.py",
-        "        partitions = replace(partitions, shown=_shown(state))\n",
-        "        pass\n",
+        "(shown := _shown(state)) != partitions.shown:",
+        "(shown := partitions.shown) != partitions.shown:",
         "tests/core/test_fabric.py::test_a_gpu_that_is_bound_after_the_list_was_read_has_its_partition",
     ),
     Mutation(

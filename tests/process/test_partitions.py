@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from tests.process.daemon import WAIT_S, DaemonProcess, eventually
+from tests.process.daemon import WAIT_S, DaemonProcess, eventually, gpuactors
 from tests.process.node import H100, HEALTHY, Node, address, open_node, refusal, remove_sockets
 from tests.support.claims import NODE, Api, plugin_of, prepare, unprepare, write_kubeconfig
 from tests.support.fabric_manager import FabricManagerStandIn, Moment
@@ -75,6 +75,8 @@ def test_a_pods_partition_is_active_before_it_starts_and_inactive_after_it() -> 
         prestart(node)
         runs(node, manager)
         daemon.wait_event("partition.changed", partition="1", state="Active")
+        told = gpuactors("explain", A, f"--state-dir={node.directory / 's'}").stdout
+        assert f"1 with {B}: Active; 3 with {B}, {C}, {D}: inactive" in " ".join(told.split()), told
         ends(node)
         eventually(lambda: not is_left(node, manager), "the end of the partition")
         daemon.wait_event("partition.changed", partition="1", state="Absent")

@@ -18,7 +18,7 @@ from gpuactors.core.events.host import SetsObserved
 from gpuactors.core.events.partitions import PartitionEvent, PartitionQueryFailed, PartitionsQueried
 from gpuactors.core.host import sets
 from gpuactors.core.host.usage import use_of
-from gpuactors.core.kinds.sets import NO_SETS, SetSource
+from gpuactors.core.kinds.sets import NO_SETS, KnownSets, SetsOfSource, SetSource
 from gpuactors.core.partitions import machine
 from gpuactors.core.partitions.outputs import call_owner, claim_owner
 from gpuactors.core.state import NodeState
@@ -31,6 +31,7 @@ from gpuactors.core.values.inventory import orphans_of
 from gpuactors.core.values.model import DeviceId, DeviceKey, Pod, Role
 from gpuactors.core.values.owner import Allocation
 from gpuactors.core.values.partition import INTENTS, PartitionId, PartitionState, ShownPartition
+from gpuactors.core.values.quote import first_of
 
 Stepped = tuple[NodeState, list[Effect]]
 
@@ -43,7 +44,7 @@ def applied(state: NodeState, event: PartitionEvent, at: float) -> Stepped:
     match event:
         case PartitionsQueried(query, known):
             state, effects = sets.observed(state, SetsObserved(SetSource.FABRIC_MANAGER, known))
-            partitions = machine.queried(partitions, query, _shown(state), at)
+            partitions = _queried(state, partitions, query, known, at)
             # At once: which of their devices are in a partition follows from the list, and a call may go on now.
             partitions = _with_users(state, partitions, at)
         case PartitionQueryFailed(_, reason):
@@ -59,9 +60,9 @@ def followed(before: NodeState, state: NodeState, event: Event, at: float) -> St
     if state.partitions is None or before.partitions is None:
         return state, []
     partitions = state.partitions
-    if state.host.functions is not before.host.functions and partitions.shown is not None:
-        # Which GPUs a partition has depends on which are there: one may be bound after the list was read.
-        partitions = replace(partitions, shown=_shown(state))
+    # Which GPUs a partition has depends on which are there: one may be bound after the list was read.
+    if state.host.functions is not before.host.functions and (shown := _shown(state)) != partitions.shown:
+        partitions = replace(partitions, shown=shown or None, query_problem="", query_at=at)
     if state.daemon.role is not Role.SERVING:
         if not partitions.is_loaded:
             return state, []
@@ -79,13 +80,22 @@ def deadline(state: NodeState) -> float:
     return machine.deadline(state.partitions) if state.partitions is not None else math.inf
 
 
+def _queried(state: NodeState, partitions: Partitions, query: int, known: KnownSets, at: float) -> Partitions:
+    """Return the partitions after a query. A list of which no partition can be used is not empty: it shows nothing."""
+    shown = _shown(state)
+    if shown or not (known.partitions or known.problems):
+        return machine.queried(partitions, query, shown, at)
+    reason = "; ".join(first_of(state.known_sets.problems))
+    return machine.stepped(partitions, PartitionQueryFailed(query, reason), at)
+
+
 def _shown(state: NodeState) -> Mapping[PartitionId, ShownPartition]:
     """Return the partitions of the last list whose GPUs are there, and those that were named earlier.
 
     One that gpuactors has an intent for is known by its number, whatever GPUs are there now."""
     assert state.partitions is not None
     records, found = state.partitions.records, dict[PartitionId, ShownPartition]()
-    listed = state.host.sets[SetSource.FABRIC_MANAGER].known or NO_SETS
+    listed = state.host.sets.get(SetSource.FABRIC_MANAGER, SetsOfSource()).known or NO_SETS
     is_active = {PartitionId(str(one.partition_id)): one.is_active for one in listed.partitions}
     for key, earlier in (state.partitions.shown or {}).items():
         is_ours = key in records and records[key].state in INTENTS

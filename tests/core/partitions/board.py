@@ -32,6 +32,7 @@ class Board(Core):
         super().__init__(*(gpu(f"{n:02x}:00.0") for n in (1, 2, 3, 4)), settings=GATED)
         self.active = False
         self.lists = True
+        self.problems: tuple[str, ...] = ()
         self.done: list[Goal] = []
         self.ledger = dict(pods)
         self.feed(Ticked(), after_s=60.0)
@@ -63,7 +64,8 @@ class Board(Core):
         if wanted.query is not None:
             gpus = tuple(PartitionGpu(pci_bus_id=key(n)) for n in (1, 2))
             listed = (Partition(3, self.active, gpus),) if self.lists else ()
-            return self.answers(PartitionsQueried(wanted.query, KnownSets(partitions=listed)))
+            known = KnownSets(partitions=listed, problems=self.problems)
+            return self.answers(PartitionsQueried(wanted.query, known))
         return []
 
     def settled(self) -> list[Answer]:

@@ -340,9 +340,17 @@ def _query_requested(partitions: Partitions, at: float) -> Partitions:
     """Return the partitions with a query, where one is due and none is under way."""
     if partitions.query > partitions.answered or (partitions.query_problem and partitions.query_at > at):
         return partitions
-    if partitions.query_at <= at or any(_needs_query(partitions, r, at) for r in partitions.records.values()):
+    is_due = partitions.query_at <= at or _needs_list(partitions)
+    if is_due or any(_needs_query(partitions, r, at) for r in partitions.records.values()):
         return replace(partitions, query=partitions.query + 1)
     return partitions
+
+
+def _needs_list(partitions: Partitions) -> bool:
+    """Return whether the last list is empty, and is older than a call that waits: a fabric manager that has just
+    started may not list its partitions yet."""
+    is_empty = partitions.shown is not None and not partitions.shown
+    return is_empty and any(query > partitions.answered for query in partitions.asked.values())
 
 
 def _needs_query(partitions: Partitions, record: PartitionRecord, at: float) -> bool:

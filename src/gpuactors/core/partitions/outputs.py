@@ -85,17 +85,24 @@ def claim_owner(uid: ClaimUid) -> str:
 
 def conflict(partitions: Partitions, owner: str) -> Conflict | None:
     """Return why a call of this owner must not be answered yet; None if it may be. An owner whose devices are no
-    partition needs none, so one of a fabric manager that lists no partition never does."""
+    partition needs none, nor does any where the fabric manager lists none."""
     users = partitions.users
     if not partitions.is_loaded:
         return _unread("the file of the partitions that gpuactors has activated", partitions.file_problem)
-    if partitions.shown is None:
-        return _unread("the list of the fabric manager's partitions", partitions.query_problem)
     if users is None or owner not in users.owners:
-        return _unread("who has the devices of partitions", "")
+        return _unread("who has the devices of partitions", partitions.query_problem)
+    if not _is_listed(partitions, users.owners[owner].asks):
+        return _unread("the list of the fabric manager's partitions", partitions.query_problem)
     devices = users.owners[owner].devices
     of_owner = [r for r in partitions.records.values() if r.devices == devices]
     return next((why for r in of_owner if (why := _not_ready(partitions, r, owner)) is not None), None)
+
+
+def _is_listed(partitions: Partitions, asks: int) -> bool:
+    """Return whether the partitions are known. An empty list counts only for a call that came before its query."""
+    if partitions.shown is None or partitions.shown:
+        return partitions.shown is not None
+    return not partitions.query_problem and partitions.answered >= partitions.asked.get(asks, 0)
 
 
 def _not_ready(partitions: Partitions, record: PartitionRecord, owner: str) -> Conflict | None:

@@ -443,16 +443,29 @@ class ClaimNode:
         def look() -> Object | None:
             found = pods.get(self.api, pod)
             assert found is not None, f"there is no pod {pod}"
-            late = pods.phase(found) != phase and time.monotonic() > beginning + 3
-            if late and (new := set(self.refusals(pod)) - seen):
-                seen.update(new)
-                self.nudge(pod)
+            if pods.phase(found) != phase and time.monotonic() > beginning + 3:
+                self._nudge_refused(pod, seen)
             assert pods.phase(found) == phase, pods.told(found)
             return found
 
         found = eventually(look, f"pod {pod} to be {phase}", within_s, 0.1)
         assert found is not None
         return found
+
+    def says(self, pod: str, words: str) -> str:
+        """Waits until the error of a prepare has these words: it. Kubelet tries again as in `comes_to`."""
+        seen: set[str] = set()
+
+        def look() -> str:
+            self._nudge_refused(pod, seen)
+            return next((said for said in self.refused(pod) if words in said), "")
+
+        return eventually(look, f"a refusal of {pod} with {words!r}")
+
+    def _nudge_refused(self, pod: str, seen: set[str]) -> None:
+        if new := set(self.refusals(pod)) - seen:
+            seen.update(new)
+            self.nudge(pod)
 
     def is_prepared(self, uid: str) -> None:
         """Waits until a claim is prepared: in the checkpoint, with both its CDI files and its metadata."""

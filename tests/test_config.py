@@ -112,6 +112,7 @@ SOURCES: list[tuple[str, str, str, str, object, object]] = [
     ("journal", "true", "true", "true", "off", "off"),
     ("node_name", '"of-file"', "of-file", "of-env", "of-flag", "of-flag"),
     ("node_labels", '["pool=hgx"]', "[pool=hgx]", "pool=b; zone=c", ("pool=d",), ("pool=d",)),
+    ("reload", "true", "true", "true", "off", "off"),
     ("log_format", '"console"', "console", "console", "json", "json"),
     ("log_level", '"warning"', "warning", "error", "debug", "debug"),
 ]

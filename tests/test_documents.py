@@ -164,7 +164,7 @@ METRICS: Final = frozenset(re.findall(r"^\| `(gpuactors_\w+)`", DOCUMENTS["docs/
 
 PACKAGES: Final = frozenset(path.name for path in (ROOT / "src").iterdir())
 
-NO_EVENTS: Final = re.compile(r".*\.(?:json|sock|py|lock|gpus|ids)")
+NO_EVENTS: Final = re.compile(r".*\.(?:json|sock|py|lock|gpus|ids|cfg)")
 """Names of files, and `devices.gpus` of a virtual machine."""
 
 NOUNS: Final = {event.partition(".")[0] for event in EVENTS}

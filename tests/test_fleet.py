@@ -288,6 +288,32 @@ def test_the_check_of_a_node_needs_its_labels_as_the_daemon_does(write: Write) -
     assert checked("--config", str(write(FLEET)), "--node", "gpu-a1", "--labels", "").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("content", "first", "second"),
+    [
+        ("select: [vendor=10de]", "no entries of nodes", "Without reload"),
+        (
+            "nodes: [{match: {names: [a]}, settings: {log_level: debug}}]",
+            "1 entry of nodes",
+            "Without reload",
+        ),
+        ("nodes: [{match: {names: [a]}, settings: {reload: on}}]", "1 entry of nodes", "With reload"),
+        (
+            "reload: on\n" + FLEET,
+            "3 entries of nodes",
+            "With reload a change of resource_name, resource, vgpu_type",
+        ),
+    ],
+)
+def test_the_check_of_a_valid_file_counts_entries_and_says_what_needs_a_restart(
+    write: Write, content: str, first: str, second: str
+) -> None:
+    path = write(content)
+    shown = checked("--config", str(path)).stdout.splitlines()
+    assert shown[0] == f"{path} is valid: {first}"
+    assert shown[1].startswith(second)
+
+
 def test_variables_of_this_machine_do_not_count(write: Write) -> None:
     environ = {"GPUACTORS_HOLDERS": "open", "NODE_NAME": "gpu-a1", "GPUACTORS_CONFIG": str(write(FLEET))}
     shown = checked("--node", "cpu-1", "--labels", "", env=environ)

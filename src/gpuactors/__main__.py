@@ -21,7 +21,7 @@ def main() -> NoReturn:
         from gpuactors.cli import settings, start
 
         if (flags := start.flags_of(sys.argv[2:])) is not None:
-            start.run(settings.resolved(flags, starts=True))
+            start.run(settings.resolved(flags, starts=True), settings.resolving(flags))
             sys.exit()
     from gpuactors.cli import commands
 

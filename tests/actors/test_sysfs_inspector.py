@@ -27,7 +27,7 @@ from gpuactors.core.reports.snapshot import InspectionsWanted, PollTarget, PollW
 from gpuactors.core.values.model import GroupUse, InspectedKey, PciAddress, PciFunction
 from gpuactors.host.reader import INSPECTION_CONCURRENCY
 from gpuactors.ports.errors import HostError
-from gpuactors.ports.node import InspectionResults, Observation
+from gpuactors.ports.node import InspectionResults, Observation, Selectors
 
 STUCK, FINE = PciAddress("0000:01:00.0"), PciAddress("0000:02:00.0")
 TARGETS = (PollTarget(2, (FINE,), may_open=False),)
@@ -75,11 +75,13 @@ class Uses:
 class HalfStuck:
     """A reader for which one function's files hang. Implements `ports.node.HostReader`."""
 
-    async def scan(self, given: Collection[InspectedKey] = ()) -> tuple[PciFunction, ...]:
+    async def scan(
+        self, given: Collection[InspectedKey] = (), selectors: Selectors = None
+    ) -> tuple[PciFunction, ...]:
         raise NotImplementedError
 
     async def inspect(
-        self, address: InspectedKey, given: Collection[InspectedKey] = ()
+        self, address: InspectedKey, given: Collection[InspectedKey] = (), selectors: Selectors = None
     ) -> tuple[PciFunction, ...]:
         if address == STUCK:
             await trio.sleep_forever()
@@ -91,6 +93,7 @@ class HalfStuck:
         addresses: Sequence[InspectedKey],
         given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
+        selectors: Selectors = None,
     ) -> InspectionResults:
         await trio.lowlevel.checkpoint()
         if beside is not None and STUCK not in addresses:
@@ -110,6 +113,7 @@ class Counting(HalfStuck):
         addresses: Sequence[InspectedKey],
         given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
+        selectors: Selectors = None,
     ) -> InspectionResults:
         self.batches.append(tuple(addresses))
         await self.go.wait()
@@ -132,7 +136,7 @@ class ManyStuck(HalfStuck):
     """One for which every function but one hangs, and none answers at once."""
 
     async def inspect(
-        self, address: InspectedKey, given: Collection[InspectedKey] = ()
+        self, address: InspectedKey, given: Collection[InspectedKey] = (), selectors: Selectors = None
     ) -> tuple[PciFunction, ...]:
         return await super().inspect(FINE if address == FINE else STUCK, given)
 
@@ -141,6 +145,7 @@ class ManyStuck(HalfStuck):
         addresses: Sequence[InspectedKey],
         given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
+        selectors: Selectors = None,
     ) -> InspectionResults:
         await trio.lowlevel.checkpoint()
         return {}
@@ -328,7 +333,7 @@ class Broken(HalfStuck):
     """One with a bug, for a function that does not answer together with others."""
 
     async def inspect(
-        self, address: InspectedKey, given: Collection[InspectedKey] = ()
+        self, address: InspectedKey, given: Collection[InspectedKey] = (), selectors: Selectors = None
     ) -> tuple[PciFunction, ...]:
         raise RuntimeError("a bug")
 
@@ -360,6 +365,7 @@ class Together(HalfStuck):
         addresses: Sequence[InspectedKey],
         given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
+        selectors: Selectors = None,
     ) -> InspectionResults:
         self.together.append(len(addresses))
         return await super().inspect_all(addresses, given, beside)

@@ -158,7 +158,7 @@ async def test_who_watches_costs_the_same_however_often_the_state_changes(
     core = Core(gpu("01:00.0"))
     core.pass_time(60)
     cell = Latest(core.state)
-    reports = ControlService(cell.subscribe(), About(), 1)
+    reports = ControlService(cell.subscribe(), About, 1)
     async with trio.open_nursery() as nursery:
         for _ in range(watchers):
             answers = reports.changes()

@@ -20,8 +20,9 @@ from gpuactors.core.values.claim import ActFault, ClaimsOf, DraHealth, Prepared,
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Grant, Granted, Ready, Refused
 from gpuactors.core.values.model import DeviceId, PciAddress, PciFunction, ResourceName, device_key
+from gpuactors.core.values.own_resources import parse_model_rule
 from gpuactors.core.values.slices import Attribute, BlockKind, BlockReason, ServerKeeps
-from tests.core.builders import H100, Core, audio, gpu, pre_start_call
+from tests.core.builders import H100, SETTINGS, Core, audio, gpu, pre_start_call
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
 PF, VF, VF2, OTHER = "0000:01:00.0", "0000:01:00.4", "0000:01:00.5", "0000:02:00.0"
@@ -139,7 +140,8 @@ def test_one_on_nvidias_driver_is_a_vgpu_and_is_never_given_away(vfio: bool) -> 
 
 def test_the_operator_may_give_both_one_name() -> None:
     own = ResourceName("example.com/any")
-    core = ClaimCore(replace(physical(), own_name=own), replace(virtual(), own_name=own))
+    rules = (*SETTINGS.selectors, parse_model_rule(f"10de:2330={own}"))
+    core = ClaimCore(physical(), virtual(), settings=replace(SETTINGS, selectors=rules))
     assert core.device_list(own) == {VF: "Healthy"}
 
 

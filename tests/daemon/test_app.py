@@ -16,7 +16,14 @@ from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, InspectedKey, PciFunction
 from gpuactors.daemon.app import RESTART_MAX_FAILURES, Daemon, Outside, run_daemon
 from gpuactors.kubelet.kubelet import UnixKubelet
-from gpuactors.ports.node import InspectionResults, LedgerContents, LedgerQuestion, Observation, UeventSource
+from gpuactors.ports.node import (
+    InspectionResults,
+    LedgerContents,
+    LedgerQuestion,
+    Observation,
+    Selectors,
+    UeventSource,
+)
 from tests.core.builders import SETTINGS
 
 PATIENCE_S = 1000.0
@@ -25,12 +32,14 @@ PATIENCE_S = 1000.0
 class EmptyHost:
     """Implements `ports.node.HostReader` and `ports.node.UseReader`."""
 
-    async def scan(self, given: Collection[InspectedKey] = ()) -> tuple[PciFunction, ...]:
+    async def scan(
+        self, given: Collection[InspectedKey] = (), selectors: Selectors = None
+    ) -> tuple[PciFunction, ...]:
         await trio.lowlevel.checkpoint()
         return ()
 
     async def inspect(
-        self, address: InspectedKey, given: Collection[InspectedKey] = ()
+        self, address: InspectedKey, given: Collection[InspectedKey] = (), selectors: Selectors = None
     ) -> tuple[PciFunction, ...]:
         await trio.lowlevel.checkpoint()
         return ()
@@ -40,6 +49,7 @@ class EmptyHost:
         addresses: Sequence[InspectedKey],
         given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
+        selectors: Selectors = None,
     ) -> InspectionResults:
         await trio.lowlevel.checkpoint()
         return dict.fromkeys(addresses, ())

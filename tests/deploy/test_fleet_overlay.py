@@ -25,6 +25,10 @@ BY_NAME: Final[Values] = {"nodes": [{"match": {"names": ["a*"]}, "settings": {"l
 LABELS: Final = {"example.com/kind": "l40s"}
 BY_LABEL: Final[Values] = {"nodes": [{"match": {"labels": LABELS}, "settings": {"log_level": "debug"}}]}
 
+KUSTOMIZATIONS: Final = [
+    block.removeprefix("yaml\n") for block in PAGE.read_text().split("```") if "configMapGenerator" in block
+]
+
 
 @pytest.fixture(scope="module")
 def overlaid() -> list[Manifest]:
@@ -42,7 +46,9 @@ def file_of(objects: list[Manifest]) -> str:
     config = of_kind(objects, "ConfigMap")
     assert volume["configMap"] == {"name": config["metadata"]["name"]}
     assert config["metadata"]["namespace"] == "gpuactors"
-    assert config["immutable"] is True
+    is_fixed = config["metadata"]["name"] == "gpuactors-config"
+    assert config.get("immutable", False) is not is_fixed, "a name with a hash, or a content that changes"
+    assert "subPath" not in mount, "kubelet changes a file only in a directory of its own"
     content: str = config["data"][path.name]
     return content
 
@@ -136,6 +142,38 @@ def test_a_change_of_the_file_changes_the_pods_template() -> None:
     assert name(BY_NAME) == name(same) != name(other)
 
 
+@pytest.mark.parametrize("on", ["on", True, "yes"])
+@pytest.mark.parametrize("values", [{}, BY_NAME], ids=["no entries", "entries"])
+def test_where_the_file_is_read_again_it_changes_under_the_same_pods(
+    tmp_path: Path, values: Values, on: object
+) -> None:
+    first, other = (
+        template({**values, "settings": {"reload": on, "select": [f"vendor={vendor}"]}})
+        for vendor in ("10de", "1002")
+    )
+    assert of_kind(first, "DaemonSet") == of_kind(other, "DaemonSet")
+    assert of_kind(first, "ConfigMap")["metadata"]["name"] == "gpuactors-config"
+    found = settings_of(tmp_path, file_of(other), "b1")
+    assert (found["select"], found["reload"]) == (("vendor=1002",), "on")
+    (container,) = of_kind(first, "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    named = {entry["name"] for entry in container["env"]}
+    assert named & {"GPUACTORS_SELECT", "GPUACTORS_RELOAD"} == set(), "a variable would win over the file"
+
+
+def test_reload_switched_off_makes_no_file() -> None:
+    assert "ConfigMap" not in {one["kind"] for one in template({"settings": {"reload": "off"}})}
+
+
+def test_the_kustomization_of_the_page_for_reload_has_a_config_map_that_changes(tmp_path: Path) -> None:
+    kustomization = next(b for b in KUSTOMIZATIONS if "disableNameSuffixHash" in b)
+    directory = combined(tmp_path, "fleet")
+    (directory / "kustomization.yaml").write_text(kustomization)
+    (directory / "gpuactors.yaml").write_text("reload: on\n" + EXAMPLE.read_text())
+    objects = render(directory)
+    assert of_kind(objects, "ConfigMap")["metadata"]["name"] == "gpuactors-config"
+    assert settings_of(tmp_path, file_of(objects), "n", "none=")["reload"] == "on"
+
+
 def test_each_entry_of_the_example_is_a_value_of_the_chart(tmp_path: Path) -> None:
     content = yaml.safe_load(EXAMPLE.read_text())
     settings = {**content, "resource": "example.com/gpu-large=vendor=10de,device=2330"}  # a variable's form
@@ -163,15 +201,15 @@ def test_the_component_combines_with_those_before_it(tmp_path: Path) -> None:
 
 
 def test_the_kustomization_of_the_page_has_the_sites_own_file(tmp_path: Path) -> None:
-    (kustomization,) = (block for block in PAGE.read_text().split("```") if "configMapGenerator" in block)
+    kustomization = next(b for b in KUSTOMIZATIONS if "immutable" in b)
     directory = combined(tmp_path, "fleet")
-    (directory / "kustomization.yaml").write_text(kustomization.removeprefix("yaml\n"))
+    (directory / "kustomization.yaml").write_text(kustomization)
     shutil.copy(EXAMPLE, directory)
     assert file_of(render(directory)) == EXAMPLE.read_text()
 
 
 def test_the_values_of_the_page_are_a_file_with_its_entries(tmp_path: Path) -> None:
-    (block,) = (b for b in PAGE.read_text().split("```") if b.startswith("yaml\nsettings:"))
+    block = next(b for b in PAGE.read_text().split("```") if b.startswith("yaml\nsettings:"))
     file = file_of(template(yaml.safe_load(block.removeprefix("yaml\n"))))
     found = settings_of(tmp_path, file, "n", "example.com/kind=l40s")
     assert found["resource"] == ("example.com/gpu-small=vendor=10de,device=26b9",)
@@ -181,6 +219,7 @@ def test_the_values_of_the_page_are_a_file_with_its_entries(tmp_path: Path) -> N
     ("settings", "said"),
     [
         ({"dra": "on"}, "nodes[1].settings.dra cannot be set: set dra.enabled, from which the pod's mounts"),
+        ({"reload": "on"}, "nodes[1].settings.reload cannot be set: set settings.reload"),
         ({"host_root": "/"}, "nodes[1].settings.host_root cannot be set: it follows from the pod"),
         ({"node_name": "x"}, "at '/nodes/1/settings': additional properties 'node_name' not allowed"),
         ({"log_level": "loud"}, "at '/nodes/1/settings/log_level': value must be one of"),

@@ -15,7 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors.core.values.inventory import named
-from gpuactors.core.values.model import PciAddress, PciFunction, ResourceName
+from gpuactors.core.values.model import PciAddress, PciFunction
+from gpuactors.core.values.own_resources import parse_model_rule, resource_of
 from gpuactors.core.values.selector import parse_selector
 from gpuactors.host.group import GroupReader
 from gpuactors.host.pci_ids import PciIds
@@ -166,14 +167,26 @@ def test_names_are_read_for_what_is_chosen_alone(tree: HostTree) -> None:
         sysfs.inspect(PciAddress(GPU.address))
 
 
-def test_an_own_name_is_that_of_its_ids_alone(tree: HostTree) -> None:
+def test_an_own_name_is_that_of_its_ids_alone_and_selects_nothing(tree: HostTree) -> None:
     tree.plug(GPU)
     tree.plug(AUDIO)
-    own = {("10de", "2330"): ResourceName("example.com/h100")}
-    sysfs = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), PciIds.open(None), own)
-    gpu, audio = sysfs.scan()
-    assert (named(gpu, ()), gpu.model) == ("example.com/h100", "GH100 [H100 SXM5 80GB]")
-    assert audio.own_name is None
+    own = parse_model_rule("10de:2330=example.com/h100")
+    root, names = HostRoot(str(tree.root)), PciIds.open(None)
+    selectors = (parse_selector("vendor=10de"), own)
+    gpu, audio = SysfsReader(root, selectors, names).scan()
+    assert (named(gpu, selectors), gpu.model) == ("example.com/h100", "GH100 [H100 SXM5 80GB]")
+    assert resource_of(selectors, audio) is None
+    assert SysfsReader(root, (own,), names).scan() == ()
+
+
+def test_a_reader_of_other_selectors(tree: HostTree) -> None:
+    tree.plug(GPU)
+    tree.plug(NIC)
+    by_nobody = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=1002"),), PciIds.open(None))
+    assert by_nobody.choosing(None) is by_nobody
+    assert by_nobody.choosing((parse_selector("vendor=1002"),)) is by_nobody
+    (found,) = by_nobody.choosing((parse_selector("vendor=10de"),)).scan()
+    assert (found.address, by_nobody.scan()) == (GPU.address, ())
 
 
 def test_a_host_without_an_iommu(tree: HostTree) -> None:

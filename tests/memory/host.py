@@ -21,7 +21,7 @@ from gpuactors.core.values.mediated import HostPart
 from gpuactors.core.values.model import GroupUse, InspectedKey
 from gpuactors.host.uevents import hint_of, parse_datagram
 from gpuactors.ports.errors import HostError, HostShortError, UeventsOverflowError
-from gpuactors.ports.node import Hint, InspectionResults, Observation, UeventSource
+from gpuactors.ports.node import Hint, InspectionResults, Observation, Selectors, UeventSource
 from gpuactors_simulation.host.uevents import Uevent
 from tests.memory.faults import SLOW_S, Fault, Faults
 from tests.support.inline_host import InlineReader, InlineUse
@@ -92,16 +92,18 @@ class FaultyReader:
         self._hanging: set[InspectedKey] = set()
         """Those that did not answer together with others."""
 
-    async def scan(self, given: Collection[InspectedKey] = ()) -> tuple[HostPart, ...]:
+    async def scan(
+        self, given: Collection[InspectedKey] = (), selectors: Selectors = None
+    ) -> tuple[HostPart, ...]:
         """Implement `ports.node.HostReader.scan`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
         if self._faults.strikes(Fault.SCAN_FAILS):
             raise HostError("the scan fails as planned")
-        return await self._take_time(await self._reader.scan(given))
+        return await self._take_time(await self._reader.scan(given, selectors))
 
     async def inspect(
-        self, address: InspectedKey, given: Collection[InspectedKey] = ()
+        self, address: InspectedKey, given: Collection[InspectedKey] = (), selectors: Selectors = None
     ) -> tuple[HostPart, ...]:
         """Implement `ports.node.HostReader.inspect`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
@@ -110,19 +112,20 @@ class FaultyReader:
             self._hanging.remove(address)
             await trio.sleep(limits.INSPECTION_DEADLINE_S)
             raise HostError(f"the inspection of {address} did not end in time")
-        return await self._take_time(await self._reader.inspect(address, given))
+        return await self._take_time(await self._reader.inspect(address, given, selectors))
 
     async def inspect_all(
         self,
         addresses: Sequence[InspectedKey],
         given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
+        selectors: Selectors = None,
     ) -> InspectionResults:
         """Implement `ports.node.HostReader.inspect_all`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
         found: dict[InspectedKey, tuple[HostPart, ...] | HostError] = {}
-        for address, result in (await self._reader.inspect_all(addresses, given, beside)).items():
+        for address, result in (await self._reader.inspect_all(addresses, given, beside, selectors)).items():
             if self._faults.strikes(Fault.INSPECTION_FAILS):
                 found[address] = HostError("the inspection fails as planned")
             elif self._faults.strikes(Fault.INSPECTION_HANGS):

@@ -56,7 +56,9 @@ from gpuactors.core.values.model import (
     pci_address,
 )
 from gpuactors.core.values.partition import Goal, Intent, PartitionId
+from gpuactors.core.values.selector import parse_selector
 from gpuactors.core.values.slices import Publication, ServerKeeps
+from gpuactors.core.values.vgpu import parse_own_type
 from gpuactors.observe import journal as observe_journal
 from gpuactors.observe import log
 from gpuactors.observe.journal import (
@@ -221,6 +223,11 @@ EVENTS: tuple[events.Event, ...] = (
     events.partitions.PartitionQueryFailed(18, "it ends with status 1"),
     events.partitions.PartitionActDone(3, "it has not ended"),
     events.daemon.Ticked(),
+    events.daemon.ConfigUsed(
+        ("select",), (parse_selector("vendor=10de"),), (parse_own_type("1147=NVIDIA L40S-1Q"),)
+    ),
+    events.daemon.ConfigUnused("it cannot be read"),
+    events.daemon.ConfigUnused("", ("dra",)),
     events.daemon.PredecessorGone("none"),
     events.daemon.HandOverRequested(),
     events.daemon.SuccessorLost(),

@@ -20,7 +20,7 @@ from gpuactors.host.mdev import PartsReader
 from gpuactors.host.reader import _Batch
 from gpuactors.host.root import GPU_FEATURES, HostRoot
 from gpuactors.host.use import Holders, OpenNode, _Observation, open_and_close
-from gpuactors.ports.node import InspectionResults, Observation
+from gpuactors.ports.node import InspectionResults, Observation, Selectors
 
 
 @final
@@ -30,28 +30,34 @@ class InlineReader:
     def __init__(self, sysfs: PartsReader) -> None:
         self._sysfs = sysfs
 
-    async def scan(self, allocated: Collection[InspectedKey] = ()) -> tuple[HostPart, ...]:
+    async def scan(
+        self, allocated: Collection[InspectedKey] = (), selectors: Selectors = None
+    ) -> tuple[HostPart, ...]:
         """Implement `ports.node.HostReader.scan`."""
         await trio.lowlevel.checkpoint()
-        return self._sysfs.scan(allocated)
+        return self._sysfs.choosing(selectors).scan(allocated)
 
     async def inspect(
-        self, address: InspectedKey, allocated: Collection[InspectedKey] = ()
+        self,
+        address: InspectedKey,
+        allocated: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
     ) -> tuple[HostPart, ...]:
         """Implement `ports.node.HostReader.inspect`."""
         await trio.lowlevel.checkpoint()
-        return self._sysfs.inspect(address, allocated)
+        return self._sysfs.choosing(selectors).inspect(address, allocated)
 
     async def inspect_all(
         self,
         addresses: Sequence[InspectedKey],
         allocated: Collection[InspectedKey] = (),
         poll: Observation | None = None,
+        selectors: Selectors = None,
     ) -> InspectionResults:
         """Implement `ports.node.HostReader.inspect_all`."""
         await trio.lowlevel.checkpoint()
         batch = _Batch(list(addresses), poll)
-        batch.run(self._sysfs, allocated)
+        batch.run(self._sysfs.choosing(selectors), allocated)
         if poll is not None:
             poll.ended()
         return batch.results

@@ -64,11 +64,11 @@ async def run(
         nonlocal scanned, scans
         while (number := wanted.value.scan or 0) > scanned:
             scanned = number
-            await post(inbox, await _scan(number, wanted.value.given, host))
+            await post(inbox, await _scan(number, wanted.value, host))
         scans = False
 
     async def by_itself(address: InspectedKey, number: int) -> None:
-        event = await _inspect(address, number, wanted.value.given, host)
+        event = await _inspect(address, number, wanted.value, host)
         done[address] = number
         slow.remove(address)
         await post(inbox, event)
@@ -85,7 +85,7 @@ async def run(
                 if not numbers:
                     break
                 await read_egms()
-                results = await _together(tuple(numbers), wanted.value.given, host, together)
+                results = await _together(tuple(numbers), wanted.value, host, together)
                 for address in numbers.keys() - results.keys():
                     slow.add(address)
                     nursery.start_soon(by_itself, address, numbers[address])
@@ -150,10 +150,10 @@ async def _observed(wanted: PollWanted, observe: Observe) -> GroupsObserved | So
     return (GroupsObserved if wanted.whole else SomeGroupsObserved)(wanted.poll, uses)
 
 
-async def _scan(number: int, allocated: frozenset[InspectedKey], host: HostReader) -> Event:
+async def _scan(number: int, wanted: InspectionsWanted, host: HostReader) -> Event:
     try:
         with raises_only(HostError, "sysfs_inspector"):
-            parts = await host.scan(allocated)
+            parts = await host.scan(wanted.given, wanted.selectors)
     except HostError as exc:
         return ScanFailed(number, str(exc))
     return HostScanned(number, functions_of(parts), mediated_of(parts))
@@ -169,13 +169,13 @@ def _due(
 
 async def _together(
     addresses: tuple[InspectedKey, ...],
-    allocated: frozenset[InspectedKey],
+    wanted: InspectionsWanted,
     host: HostReader,
     poll: Observation | None,
 ) -> InspectionResults:
     try:
         with raises_only(HostError, "sysfs_inspector"):
-            return await host.inspect_all(addresses, allocated, poll)
+            return await host.inspect_all(addresses, wanted.given, poll, wanted.selectors)
     except HostError as exc:
         return dict.fromkeys(addresses, exc)
 
@@ -196,12 +196,12 @@ def _events(numbers: Mapping[InspectedKey, int], results: InspectionResults) -> 
 async def _inspect(
     address: InspectedKey,
     number: int,
-    allocated: frozenset[InspectedKey],
+    wanted: InspectionsWanted,
     host: HostReader,
 ) -> Event:
     try:
         with raises_only(HostError, "sysfs_inspector"):
-            parts = await host.inspect(address, allocated)
+            parts = await host.inspect(address, wanted.given, wanted.selectors)
     except HostError as exc:
         return _failed(number, address, exc)
     return _inspected(number, address, parts)

@@ -28,7 +28,7 @@ from gpuactors.cli.examples import epilog
 from gpuactors.cli.formats import Format, either
 from gpuactors.cli.output import columns_of, wants_colour
 from gpuactors.cli.progress import Progress
-from gpuactors.cli.settings import resolved
+from gpuactors.cli.settings import resolved, resolving
 from gpuactors.config import CONFIG_FILE_VARIABLE, Config, ConfigError, file_schema
 from gpuactors.config.options import Configured, ConfiguredDaemon, Suggesting
 from gpuactors.core.values.quote import quoted, quoted_id, quoted_name
@@ -92,7 +92,7 @@ def run(**flags: object) -> None:
     """Run the device plugin until a signal stops it."""
     from gpuactors.cli import start
 
-    start.run(resolved(flags, starts=True))
+    start.run(resolved(flags, starts=True), resolving(flags))
 
 
 @cli.command(cls=Configured, epilog=epilog("inspect"))

@@ -16,6 +16,7 @@ from gpuactors.cli.formats import Format, either
 from gpuactors.cli.shown_settings import as_json, as_table
 from gpuactors.config import ConfigError, Provenance, Resolved
 from gpuactors.config.fleet import Entry, FleetNode, labels_of, matching
+from gpuactors.config.reload import FOLLOWED
 from gpuactors.config.sources import File, for_node, read_file, resolved_of, with_entries
 from gpuactors.core.values.names import node_name_of
 from gpuactors.core.values.quote import first_of, quoted
@@ -30,7 +31,11 @@ _NAMES_SHOWN: Final = 3
 """The most names of nodes with the same settings that are shown: a fleet has thousands."""
 
 
-_AT_THE_START: Final = "A daemon reads its file at the start: a change needs a restart."
+_AT_THE_START: Final = "Without reload a daemon reads its file at the start alone: a change needs a restart."
+_RELOADED: Final = (
+    f"With reload a change of {', '.join(FOLLOWED[:-1])} and {FOLLOWED[-1]} alone is used without a restart; any other "
+    "change needs one."
+)
 
 
 class NodesError(Exception):
@@ -58,10 +63,11 @@ def report(path: str, node: str | None, labels: str | None, nodes: str | None, o
     entries are valid, when a daemon reads the file, and the nodes of a list. The arguments are those of the command.
     Raises ConfigError and NodesError."""
     file = read_file(path)
-    of_entries(file)
+    reloads = of_entries(file)
     fleet = list(lines_of(of_fleet(file, read_nodes(nodes)))) if nodes is not None else []
     if node is None:
-        return [f"{quoted(path)} is valid: {len(file.entries)} entries of nodes", _AT_THE_START, *fleet]
+        valid = f"{quoted(path)} is valid: {_counted(len(file.entries))} of nodes"
+        return [valid, _RELOADED if reloads else _AT_THE_START, *fleet]
     subject = FleetNode(node_name_of(node), _labels_of(labels))
     resolved = of_node(file, subject)
     shown = about(resolved.config, {key: str(source) for key, source in resolved.provenance.items()}).settings
@@ -85,11 +91,15 @@ def of_node(file: File, node: FleetNode) -> Resolved:
     return resolved_of({"node_name": name} | dict(for_node(file, node)))
 
 
-def of_entries(file: File) -> None:
-    """Check the settings of the file without its entries, and with each one alone. Raises ConfigError."""
-    resolved_of(file.values)
-    for entry in file.entries:
-        _check(file, (entry,), str(entry))
+def of_entries(file: File) -> bool:
+    """Check the settings of the file without its entries, and with each one alone; return whether any of these read
+    the file again. Raises ConfigError."""
+    checked = [resolved_of(file.values), *(_check(file, (entry,), str(entry)) for entry in file.entries)]
+    return any(resolved.config.reload == "on" for resolved in checked)
+
+
+def _counted(entries: int) -> str:
+    return "1 entry" if entries == 1 else f"{entries or 'no'} entries"
 
 
 def of_fleet(file: File, nodes: Iterable[FleetNode]) -> Fleet:
@@ -153,9 +163,9 @@ class _NodeList(Struct, frozen=True):
     items: tuple[_Node, ...]
 
 
-def _check(file: File, entries: Iterable[Entry], subject: str) -> None:
-    """Check the settings of a node that these entries match. Raises ConfigError, which begins with the subject."""
+def _check(file: File, entries: Iterable[Entry], subject: str) -> Resolved:
+    """Return the settings of a node that these entries match. Raises ConfigError, which begins with the subject."""
     try:
-        resolved_of(with_entries(file, entries))
+        return resolved_of(with_entries(file, entries))
     except ConfigError as error:
         raise ConfigError(f"{subject}: {error}") from None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from gpuactors.cli.ending import EX_CONFIG, fail
 from gpuactors.config import Config, ConfigError, Resolved, SourcedLabels, resolve
@@ -15,6 +16,12 @@ def resolved(flags: Mapping[str, object], *, starts: bool = False) -> Resolved:
         return resolve(flags, os.environ, _labels_of_start if starts else _labels_of_command)
     except ConfigError as exc:
         fail(str(exc), EX_CONFIG)
+
+
+def resolving(flags: Mapping[str, object]) -> Callable[[], Resolved]:
+    """Return a function that resolves the settings as they were at the start of this daemon, from the file as it is
+    then. Raises ConfigError."""
+    return partial(resolve, flags, dict(os.environ), _labels_of_start)
 
 
 def _labels_of_start(config: Config) -> SourcedLabels:

@@ -7,7 +7,8 @@ parsed by click in `commands.py`, which takes 30 ms more, and says what is wrong
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -18,6 +19,13 @@ from gpuactors.observe import log
 from gpuactors.ports.errors import HostError
 from gpuactors.process import malloc
 from gpuactors.process.logger import get_logger
+
+if TYPE_CHECKING:
+    from gpuactors.daemon.config_file import ConfigFile
+
+_NO_FILE: Final = (
+    "reload is on, and there is no configuration file to read again: name it by --config, or leave reload off"
+)
 
 
 def flags_of(words: Sequence[str]) -> dict[str, object] | None:
@@ -42,19 +50,27 @@ def flags_of(words: Sequence[str]) -> dict[str, object] | None:
     return flags | lists
 
 
-def run(resolved: Resolved) -> None:
-    """Run the daemon until a signal stops it. Ends the process with a code where it fails."""
+def run(resolved: Resolved, again: Callable[[], Resolved]) -> None:
+    """Run the daemon until a signal stops it. Ends the process with a code where it fails. `again` as in
+    `daemon.config_file.ConfigFile`."""
     config, sources = resolved.config, {key: str(source) for key, source in resolved.provenance.items()}
     from gpuactors.daemon import app
     from gpuactors.daemon.about import node_of
     from gpuactors.daemon.startup_checks import AbsentError
 
+    file: ConfigFile | None = None
+    if config.reload == "on":
+        if not resolved.file:
+            fail(_NO_FILE, EX_CONFIG)
+        from gpuactors.daemon.config_file import ConfigFile
+
+        file = ConfigFile(resolved, again)
     log.configure(config.log_format, config.log_level, node=node_of(config))
 
     malloc.give_back()
     malloc.keep_the_start()
     try:
-        trio.run(app.run_until_signal, config, sources)
+        trio.run(app.run_until_signal, config, sources, file)
     except Exception as exc:
         # Not except*: on Python 3.11.2 an exit from within it is grouped, and the exit code is another one.
         cause = first(exc)

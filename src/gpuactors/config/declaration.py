@@ -77,6 +77,8 @@ class Described(Struct, frozen=True):
     """The function that takes a value of the right type and returns the stored form. Raises ValueError."""
     fallback_variable: str = ""
     """A variable without gpuactors' prefix, read when no flag, prefixed variable or file has the setting."""
+    is_followed: bool = False
+    """True if a running daemon can use a change, with `reload` `on` (`reload.py`)."""
     may_be_off: bool = False
     """True if `off` is one of the values. A choice says so itself."""
     texts_of: Callable[[object], Sequence[object]] | None = None

@@ -18,7 +18,7 @@ from gpuactors.core.values.device_spec import is_kind
 from gpuactors.core.values.model import ResourceName
 from gpuactors.core.values.names import is_label, is_subdomain, node_name_of
 from gpuactors.core.values.naming import parse_own_name
-from gpuactors.core.values.own_resources import conflict_of_rules, parse_rule
+from gpuactors.core.values.own_resources import conflict_of_rules, parse_model_rule, parse_rule
 from gpuactors.core.values.selector import EXCLUDE_MARK, Selector, full_address, parse_selector
 from gpuactors.core.values.vgpu import OwnVgpuType, parse_own_type
 from gpuactors.limits import IMEX_CHANNELS_MAX, JOURNAL_MAX_BYTES, SOCKET_PATH_MAX_BYTES
@@ -321,6 +321,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             must_be="PCI ids and a resource, such as 10de:2330=example.com/h100, each ids once",
             default="none",
             check=_checked_resource_names,
+            is_followed=True,
         ),
     ] = ()
     resource: Annotated[
@@ -336,6 +337,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "and without !",
             default="none",
             check=_checked_rules,
+            is_followed=True,
             texts_of=_rule_texts,
             item_schema=_RULE_SCHEMA,
         ),
@@ -350,6 +352,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             must_be="a number and a name, such as 1147=NVIDIA L40S-1Q, each number once for a card",
             default="none",
             check=_checked_vgpu_types,
+            is_followed=True,
         ),
     ] = ()
     uevents: Annotated[
@@ -384,6 +387,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             must_be="one or more selectors KEY=VALUE,… or !KEY=VALUE,… with the keys vendor, device, class, address "
             "and mdev",
             check=_checked_selectors,
+            is_followed=True,
             extends=_excludes,
         ),
         Meta(min_length=1),
@@ -673,13 +677,26 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             check=_checked_labels,
         ),
     ] = ()
+    reload: Annotated[
+        OnOff,
+        Described(
+            "Whether the configuration file is read again when it changes. A change of `select`, `resource`, "
+            "`resource_name` and `vgpu_type` alone is used without a restart. Of a wrong file, or one with any other "
+            "change, nothing is used.",
+        ),
+    ] = "off"
     log_format: Annotated[LogFormat, Described("Format of the log lines.")] = "json"
     log_level: Annotated[LogLevel, Described("Lowest level that is logged.")] = "info"
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
-        """`select` and `resource`, parsed. Raises ValueError only for a Config that was not made by `load`."""
-        return (*map(parse_selector, self.select), *map(parse_rule, self.resource))
+        """`select`, `resource` and `resource_name`, parsed: a rule of `resource` names a device before one of
+        `resource_name`. Raises ValueError only for a Config that was not made by `load`."""
+        return (
+            *map(parse_selector, self.select),
+            *map(parse_rule, self.resource),
+            *map(parse_model_rule, self.resource_name),
+        )
 
     @property
     def own_names(self) -> Mapping[tuple[str, str], ResourceName]:

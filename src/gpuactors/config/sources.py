@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuactors.core.values.names import node_name_of
 from gpuactors.core.values.quote import first_of, quoted
@@ -73,6 +74,8 @@ class Resolved(Struct, frozen=True):
 
     config: Config
     provenance: Mapping[str, Provenance]
+    file: str = ""
+    """The path of the configuration file; empty without one."""
 
 
 def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> Config:
@@ -110,7 +113,7 @@ def resolve(
     if file.entries:
         values = _for_this_node(file, given, read_labels)
         given = _given(flags_set, variables, values, environ)
-    return resolved_of(given)
+    return replace(resolved_of(given), file=file.source.name)
 
 
 Sourced = tuple[object, Provenance]

@@ -73,6 +73,7 @@ def view_of(state: NodeState, at: float) -> NodeView:
         ledger_age_s=ago(state.kubelet.ledger.read_at, at) if state.kubelet.ledger.read else None,
         offers_problem="" if offers_anything(state) else OFFERS_NOTHING,
         pods=pods_view(state),
+        config_problem=state.daemon.config_unused and f"not in use: {state.daemon.config_unused}",
         cards=_cards(state),
     )
 

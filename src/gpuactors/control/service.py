@@ -4,7 +4,7 @@ waits for the end of the hand-over. Must not decide anything, nor know how it is
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Final, final
 
 import msgspec
@@ -28,7 +28,7 @@ message."""
 class ControlService:
     """The answers to each request. The first hand-over is answered when `released` is set."""
 
-    def __init__(self, state: LatestReader[NodeState], about: About, pid: int) -> None:
+    def __init__(self, state: LatestReader[NodeState], about: Callable[[], About], pid: int) -> None:
         self._state = state
         self._about = about
         self._pid = pid
@@ -69,7 +69,7 @@ class ControlService:
         from gpuactors.control.node_view import view_of  # as in `_facts`
         from gpuactors.control.view import DaemonStatus  # as in `_facts`
 
-        status = DaemonStatus(self._about, view_of(state, trio.current_time()))
+        status = DaemonStatus(self._about(), view_of(state, trio.current_time()))
         return Answer(self._pid, VERSION, msgspec.Raw(msgspec.json.encode(status)))
 
     async def hand_over(self) -> Answer:

@@ -80,7 +80,7 @@ class UnixControl:
         *,
         device_plugin_dir: str | None = None,
         endpoints: Callable[[], Awaitable[Sequence[str]]] | None = None,
-        about: About | None = None,
+        about: Callable[[], About] = About,
         deadline_s: float = limits.HAND_OVER_DEADLINE_S,
         io: ControlIo | None = None,
     ) -> None:
@@ -93,7 +93,7 @@ class UnixControl:
         self._device_plugin_dir = device_plugin_dir
         self._endpoints = endpoints
         self._hanging = hanging
-        self._about = about or About()
+        self._about = about
         self._deadline_s = deadline_s
         self._io = io or ControlIo(
             connect_unix, bind_unix, owner_of, os.getpid(), _make_directory, _is_directory

@@ -371,6 +371,8 @@ class NodeView(Struct, frozen=True):
     """Why these settings offer nothing, as a sentence; empty if they offer anything."""
     pods: tuple[PodView, ...] = ()
     """The pods that have a GPU by kubelet's ledger, may still hold one, or use a claim without one."""
+    config_problem: str = ""
+    """Why the configuration file is not the one in use, as a sentence; empty if it is, or is not read again."""
     cards: tuple[CardView, ...] = ()
     """The parents of devices that are no devices themselves, sorted by address."""
 
@@ -379,6 +381,7 @@ class NodeView(Struct, frozen=True):
         """Return each source of the view with its problem, which is empty if there is none."""
         return (
             ("settings", self.offers_problem),
+            ("configuration file", self.config_problem),
             ("uevents", self.uevents_problem),
             ("kubelet's ledger", self.ledger_problem),
             ("kubelet", self.kubelet_problem),

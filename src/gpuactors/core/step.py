@@ -261,6 +261,8 @@ def _applied(state: NodeState, event: events.Event, at: float) -> Stepped:
         return _call(state, event, at)
     if isinstance(event, events.deviceplugin.SpecsWritten):
         return specs.written(state, event), []
+    if isinstance(event, events.daemon.ConfigEvent):
+        return _config(state, event)
     if isinstance(event, events.daemon.DaemonEvent):
         return _daemon(state, event, at)
     if isinstance(event, events.daemon.Ticked):
@@ -468,6 +470,27 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
             return replace(state, daemon=replace(state.daemon, stopping=True)), [
                 Log(Level.INFO, "daemon.stopping", {})
             ]
+
+
+def _config(state: NodeState, event: events.daemon.ConfigEvent) -> Stepped:
+    """Use the settings of a changed configuration file, or say why not. Devices and names are derived from the settings
+    as a whole; a full scan by the new selectors finds the functions that no older one has chosen."""
+    match event:
+        case events.daemon.ConfigUsed(keys, selectors, vgpu_types):
+            settings = replace(state.daemon.settings, selectors=selectors, vgpu_types=vgpu_types)
+            after = replace(state, daemon=replace(state.daemon, settings=settings, config_unused=""))
+            after = with_inspections(after, inspections.ask_scan(state.host.inspections))
+            return after, [
+                Log(Level.INFO, "config.used", {"changed": ", ".join(keys) or "nothing"}),
+                *_without_gpus(state, after),
+            ]
+        case events.daemon.ConfigUnused("", keys):
+            reason = f"{', '.join(keys)} changed, which needs a restart: nothing of the change is used"
+            log = Log(Level.WARNING, "config.restart_needed", {"keys": ", ".join(keys)})
+        case events.daemon.ConfigUnused(reason):
+            reason = f"it is refused: {reason}"
+            log = Log(Level.ERROR, "config.refused", {"reason": event.reason})
+    return replace(state, daemon=replace(state.daemon, config_unused=reason)), [log]
 
 
 def _without_gpus(before: NodeState, after: NodeState) -> list[Effect]:

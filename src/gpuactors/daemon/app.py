@@ -79,6 +79,7 @@ from gpuactors.observe.journal import DIRECTORY, FileJournal, Origin
 from gpuactors.ports.errors import HostError, StateFileError
 from gpuactors.ports.node import (
     CdiReader,
+    ConfigSource,
     Control,
     FeatureFile,
     HostReader,
@@ -100,6 +101,7 @@ from gpuactors.process.resource_exhaustion import shortage
 
 if TYPE_CHECKING:
     from gpuactors.daemon.claims import DraActors, DraOutside
+    from gpuactors.daemon.config_file import ConfigFile
     from gpuactors.daemon.domains import DomainActors, DomainsOutside
     from gpuactors.daemon.endpoints import HttpOutside
     from gpuactors.daemon.kube_events import EventsOutside
@@ -173,6 +175,8 @@ class Outside(Struct, frozen=True):
     """None: Node Feature Discovery gets no file."""
     events: EventsOutside | None = None
     """None: no Kubernetes Events are posted."""
+    config: ConfigSource | None = None
+    """None: the configuration file is not read again."""
     specs: SpecDirectory | None = None
     """None: Allocate answers by device nodes."""
 
@@ -212,15 +216,16 @@ def settings_of(config: Config, *, hand_over: bool = False) -> Settings:
 def sysfs_of(config: Config) -> PartsReader:
     """Make the reader of sysfs. Raises `ports.errors.HostError` if the configured pci.ids file cannot be read."""
     root = HostRoot(str(config.host_root))
-    functions = SysfsReader(root, config.selectors, PciIds.open(config.pci_ids), config.own_names)
+    functions = SysfsReader(root, config.selectors, PciIds.open(config.pci_ids))
     return PartsReader(root, functions, os.path.join(config.kubelet_dir, NVIDIAS_MARKERS))
 
 
-def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
+def outside_of(config: Config, sources: Mapping[str, str], file: ConfigFile | None = None) -> Outside:
     """Make the adaptors. Raises `ports.errors.HostError`."""
+    at_start = about(config, sources)
     hanging: Latest[frozenset[Owner]] = Latest(frozenset())
     state_dir = _usable_state_dir(config)
-    control = _control_of(state_dir, config, hanging, about(config, sources))
+    control = _control_of(state_dir, config, hanging, file.about if file is not None else lambda: at_start)
     kubelet, journal = (
         UnixKubelet(str(config.device_plugin_dir), hanging.subscribe()),
         _journal_of(config) if config.journal == "on" else None,
@@ -260,6 +265,7 @@ def outside_of(config: Config, sources: Mapping[str, str]) -> Outside:
         features=_features_of(config.nfd_file) if config.nfd_file is not None else None,
         events=_events_of(config) if config.events == "on" else None,
         specs=_specs_of(config) if _allocates_by_cdi(config) else None,
+        config=file,
     )
 
 
@@ -340,7 +346,7 @@ def _http_of(config: Config, reached_by: tuple[Reachable, ...], journal: FileJou
 
 
 def _control_of(
-    state_dir: str | None, config: Config, hanging: Latest[frozenset[Owner]], about: About
+    state_dir: str | None, config: Config, hanging: Latest[frozenset[Owner]], about: Callable[[], About]
 ) -> UnixControl:
     plugins = str(config.device_plugin_dir)
     return UnixControl(
@@ -397,16 +403,20 @@ def _journal_of(config: Config) -> FileJournal:
 async def run(
     config: Config,
     sources: Mapping[str, str] | None = None,
+    file: ConfigFile | None = None,
     *,
     task_status: trio.TaskStatus[Daemon] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run the daemon on this node until it is stopped or cancelled. `sources` as in `about`."""
-    outside = outside_of(config, sources or {})
+    """Run the daemon on this node until it is stopped or cancelled. `sources` as in `about`; `file`: the configuration
+    file, if it is read again."""
+    outside = outside_of(config, sources or {}, file)
     settings = settings_of(config, hand_over=outside.control is not None)
     await run_daemon(settings, outside, task_status=task_status)
 
 
-async def run_until_signal(config: Config, sources: Mapping[str, str]) -> None:
+async def run_until_signal(
+    config: Config, sources: Mapping[str, str], file: ConfigFile | None = None
+) -> None:
     """Call `run` until a signal stops it: SIGTERM, SIGINT, SIGQUIT or SIGHUP.
 
     Raises `AbsentError` if a required part of the node was missing for its bound.
@@ -415,7 +425,7 @@ async def run_until_signal(config: Config, sources: Mapping[str, str]) -> None:
     with trio.open_signal_receiver(*startup_signals.handled()) as signals:
         startup_signals.hand_over()
         async with trio.open_nursery() as nursery:
-            daemon: Daemon = await nursery.start(_run_and_end, config, sources, nursery.cancel_scope)
+            daemon: Daemon = await nursery.start(_run_and_end, config, sources, file, nursery.cancel_scope)
             nursery.start_soon(startup_checks.await_host, sysfs_of(config), daemon.state)
             nursery.start_soon(startup_checks.await_kubelet_directory, str(config.device_plugin_dir))
             log.info(
@@ -438,11 +448,12 @@ async def run_until_signal(config: Config, sources: Mapping[str, str]) -> None:
 async def _run_and_end(
     config: Config,
     sources: Mapping[str, str],
+    file: ConfigFile | None,
     scope: trio.CancelScope,
     *,
     task_status: trio.TaskStatus[Daemon],
 ) -> None:
-    await run(config, sources, task_status=task_status)
+    await run(config, sources, file, task_status=task_status)
     scope.cancel()
 
 
@@ -564,6 +575,10 @@ async def run_daemon(
             "pod_resources",
             lambda: pod_resources.run(cells.ledger.subscribe(), outside.ledger, post, outside.cdi),
         )
+        if (source_of_config := outside.config) is not None:
+            from gpuactors.actors import config_watcher  # as in `_dra_of`
+
+            actor("config_watcher", lambda: config_watcher.run(source_of_config, post))
         if outside.keep_ledger is not None:
             actor("ledger_connection", outside.keep_ledger)
         actor("kubelet_watcher", lambda: kubelet_watcher.run(outside.kubelet, post))

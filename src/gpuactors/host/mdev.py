@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.values.mediated import HostPart, MediatedDevice, is_mediated_key
 from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction, is_pci_address
+from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.text import encodable
 from gpuactors.host.faults import GONE, fault, raise_if_short
 from gpuactors.host.root import CONTAINER_NODE, MDEV_DEVICES, HostRoot, group_node
@@ -51,6 +52,15 @@ class PartsReader:
         self._root = root
         self._functions = functions
         self._bus = root.real(MDEV_DEVICES)
+
+    def choosing(self, selectors: tuple[Selector, ...] | None) -> PartsReader:
+        """Return a reader of what these selectors choose; None: itself."""
+        functions = self._functions.choosing(selectors)
+        return (
+            self
+            if functions is self._functions
+            else PartsReader(self._root, functions, self._nvidias_markers)
+        )
 
     def look(self) -> Look:
         """Begin inspections that share what they read."""

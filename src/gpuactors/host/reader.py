@@ -21,7 +21,7 @@ from gpuactors.ports.errors import HostError
 if TYPE_CHECKING:
     import outcome
 
-    from gpuactors.ports.node import InspectionResults, Observation
+    from gpuactors.ports.node import InspectionResults, Observation, Selectors
 
 SCAN_FUNCTION_S: Final = 1.0
 """The time at one function after which a scan is made anew without it, in seconds (at most twice as long): until the
@@ -76,10 +76,13 @@ class ThreadedReader:
         self._threads: dict[InspectedKey, trio.Event] = {}
         """The end of the thread that inspects each function."""
 
-    async def scan(self, allocated: Collection[InspectedKey] = ()) -> tuple[HostPart, ...]:
+    async def scan(
+        self, allocated: Collection[InspectedKey] = (), selectors: Selectors = None
+    ) -> tuple[HostPart, ...]:
+        sysfs = self._sysfs.choosing(selectors)
         with trio.move_on_after(self._scan_deadline_s):
             while True:
-                scan = await self._begin_scan(allocated)
+                scan = await self._begin_scan(sysfs, allocated)
                 if await self._has_ended(scan):
                     return scan.results[0].unwrap()
         raise HostError(
@@ -88,10 +91,14 @@ class ThreadedReader:
         )
 
     async def inspect(
-        self, address: InspectedKey, allocated: Collection[InspectedKey] = ()
+        self,
+        address: InspectedKey,
+        allocated: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
     ) -> tuple[HostPart, ...]:
+        sysfs = self._sysfs.choosing(selectors)
         patience = Patience(self._inspection_deadline_s)
-        reading = await self._begin_inspection(address, allocated, patience)
+        reading = await self._begin_inspection(sysfs, address, allocated, patience)
         if reading is not None and await reading.ends_within(self._inspection_deadline_s, patience):
             return reading.result()
         raise HostError(
@@ -104,7 +111,9 @@ class ThreadedReader:
         addresses: Sequence[InspectedKey],
         allocated: Collection[InspectedKey] = (),
         poll: Observation | None = None,
+        selectors: Selectors = None,
     ) -> InspectionResults:
+        sysfs = self._sysfs.choosing(selectors)
         batch = _Batch([address for address in addresses if address not in self._threads], poll)
         if not batch.addresses:
             return {}
@@ -117,7 +126,7 @@ class ThreadedReader:
                 poll.ended()
 
         try:
-            start_thread(lambda: batch.run(self._sysfs, allocated), end, name="inspect")
+            start_thread(lambda: batch.run(sysfs, allocated), end, name="inspect")
         except HostError as short:
             self._release(batch, batch.addresses)
             return dict.fromkeys(batch.addresses, short)
@@ -140,7 +149,7 @@ class ThreadedReader:
             if self._threads.get(address) is batch.over:
                 del self._threads[address]
 
-    async def _begin_scan(self, allocated: Collection[InspectedKey]) -> _Scan:
+    async def _begin_scan(self, sysfs: PartsReader, allocated: Collection[InspectedKey]) -> _Scan:
         """Start a scan that skips the functions at which earlier scans hang. Raises `HostError`."""
         while (lost := next((s for s in self._scans if s.at is None), None)) is not None:
             await lost.over.wait()
@@ -156,7 +165,7 @@ class ThreadedReader:
             self._scans.remove(scan)
             scan.over.set()
 
-        start_thread(lambda: scan.run(self._sysfs, allocated), end, name="scan")
+        start_thread(lambda: scan.run(sysfs, allocated), end, name="scan")
         self._scans.append(scan)
         return scan
 
@@ -175,7 +184,11 @@ class ThreadedReader:
             scan.given_up = True
 
     async def _begin_inspection(
-        self, address: InspectedKey, allocated: Collection[InspectedKey], patience: Patience
+        self,
+        sysfs: PartsReader,
+        address: InspectedKey,
+        allocated: Collection[InspectedKey],
+        patience: Patience,
     ) -> Running[tuple[HostPart, ...]] | None:
         """Start an inspection in its turn, and wait for it while it has a slot. Return None if an earlier one hangs
         there."""
@@ -186,13 +199,13 @@ class ThreadedReader:
             async with self._slots:
                 if address in self._threads:
                     continue
-                reading = self._in_thread(address, allocated)
+                reading = self._in_thread(sysfs, address, allocated)
                 with trio.move_on_after(self._inspection_stall_s):
                     await reading.over.wait()
                 return reading
 
     def _in_thread(
-        self, address: InspectedKey, allocated: Collection[InspectedKey]
+        self, sysfs: PartsReader, address: InspectedKey, allocated: Collection[InspectedKey]
     ) -> Running[tuple[HostPart, ...]]:
         over = self._threads[address] = trio.Event()
 
@@ -200,9 +213,7 @@ class ThreadedReader:
             del self._threads[address]
             over.set()
 
-        return Running(
-            lambda: self._sysfs.inspect(address, allocated), name=f"inspect {address}", ended=ended
-        )
+        return Running(lambda: sysfs.inspect(address, allocated), name=f"inspect {address}", ended=ended)
 
 
 @final

@@ -16,7 +16,7 @@ from typing import Final, final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuactors.core.values.model import PciAddress, PciFunction, ResourceName, is_pci_address, pci_address
+from gpuactors.core.values.model import PciAddress, PciFunction, is_pci_address, pci_address
 from gpuactors.core.values.selector import Selector, matches
 from gpuactors.core.values.text import encodable
 from gpuactors.core.values.vgpu import VendorVgpu
@@ -51,7 +51,6 @@ _ID = re.compile(rb"0x([0-9a-f]{4})\n?")
 _CLASS = re.compile(rb"0x([0-9a-f]{6})\n?")
 _VFIO_DEVICE = re.compile(r"vfio[0-9]+")
 _PCIE_ROOT = re.compile(r"(?:/|\A)(pci[0-9a-f]{4,8}:[0-9a-f]{2})(?:/|\Z)")
-_PCI_IDS_ALONE: Final[Mapping[tuple[str, str], ResourceName]] = {}
 _BARS: Final = 6
 """The first lines of `resource` are the BARs: start, end and flags (drivers/pci/pci-sysfs.c, resource_show)."""
 _ADDRESSES: Final = 1 << 64
@@ -86,18 +85,25 @@ class SysfsReader:
         root: HostRoot,
         selectors: tuple[Selector, ...],
         names: PciIds,
-        own_names: Mapping[tuple[str, str], ResourceName] = _PCI_IDS_ALONE,
+        nvidia: NvidiaGpus | None = None,
     ) -> None:
+        """`nvidia`: that of another reader of the same host; None: one of its own."""
         self._bus = root.real(PCI_DEVICES)
         self._groups = root.real(IOMMU_GROUPS)
         self._root = root
-        self._choosing = tuple(s for s in selectors if not s.exclude and s.mdev is None)
+        self._selectors = selectors
+        self._choosing = tuple(s for s in selectors if not s.exclude and not s.names_only and s.mdev is None)
         self._excluding = tuple(s for s in selectors if s.exclude and s.mdev is None)
         self._vendors = frozenset(s.vendor for s in self._choosing)
         """The vendors of the functions that may be selected; None among them stands for any."""
         self._names = names
-        self._own_names = own_names
-        self._nvidia = NvidiaGpus(root)
+        self._nvidia = nvidia or NvidiaGpus(root)
+
+    def choosing(self, selectors: tuple[Selector, ...] | None) -> SysfsReader:
+        """Return a reader of what these selectors choose; None: itself."""
+        if selectors is None or selectors == self._selectors:
+            return self
+        return SysfsReader(self._root, selectors, self._names, self._nvidia)
 
     def scan(
         self,
@@ -367,7 +373,6 @@ class SysfsReader:
             fault=directory.faults[0] if directory.faults else None,
             without_iommu=vfio_bound and group is not None and self._is_without_iommu(group),
             iommufd=look.node(IOMMUFD_NODE) is True,
-            own_name=self._own_names.get((identity.vendor, identity.device)),
             physical=_address(physical) if physical is not None else None,
             has_virtual_functions=has_virtual_functions,
             gpu_uuid=self._nvidia.uuid(address, driver),

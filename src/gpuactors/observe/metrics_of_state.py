@@ -293,6 +293,12 @@ GAUGES: Final = (
         _ledger_read,
     ),
     _node_gauge(
+        "gpuactors_config_file_in_use",
+        "Whether the configuration file is the one in use: 0 if a changed one is refused, or needs a restart. Always 1 "
+        "with --reload off, as the file is not read again.",
+        lambda state, _: int(not state.daemon.config_unused),
+    ),
+    _node_gauge(
         "gpuactors_uevents_received",
         "Whether the kernel's uevents are received; without them only the periodic scan finds changes.",
         lambda state, _: int(not state.host.uevents),

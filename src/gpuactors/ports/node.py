@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event
+from gpuactors.core.events.daemon import ConfigEvent
 from gpuactors.core.events.deviceplugin import PreferenceRequest
 from gpuactors.core.kinds.sets import KnownSets
 from gpuactors.core.reports.snapshot import Outputs, PollTarget
@@ -40,17 +41,23 @@ from gpuactors.core.values.model import (
     RunningKubelet,
     SeenPods,
 )
+from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.ports.errors import HostError, KubeletError
 
 InspectionResults: TypeAlias = Mapping[InspectedKey, tuple[HostPart, ...] | HostError]
 """The result of the inspection of each address and key, or its error."""
 
+Selectors: TypeAlias = tuple[Selector, ...] | None
+"""The selectors that choose what is read; None: those with which the reader was made."""
+
 
 class HostReader(Protocol):
     """Reads sysfs and /dev. Never opens a device, never reads what can block on the event path."""
 
-    async def scan(self, allocated: Collection[InspectedKey] = ()) -> tuple[HostPart, ...]:
+    async def scan(
+        self, allocated: Collection[InspectedKey] = (), selectors: Selectors = None
+    ) -> tuple[HostPart, ...]:
         """Return every function that the selectors match or that is `allocated` (a pod has it, whatever is selected
         now), and the other members of their IOMMU groups; every mediated device, and the functions that it is a part
         of.
@@ -59,7 +66,10 @@ class HostReader(Protocol):
         """
 
     async def inspect(
-        self, address: InspectedKey, allocated: Collection[InspectedKey] = ()
+        self,
+        address: InspectedKey,
+        allocated: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
     ) -> tuple[HostPart, ...]:
         """Return the function at `address` and the members of its IOMMU group, if the selectors match any of them or
         any is `allocated`; else nothing. Of the key of a mediated device, return it, and the functions that it is a
@@ -71,10 +81,18 @@ class HostReader(Protocol):
         addresses: Sequence[InspectedKey],
         allocated: Collection[InspectedKey] = (),
         poll: Observation | None = None,
+        selectors: Selectors = None,
     ) -> InspectionResults:
         """Return the result of `inspect` for each, or its error, in little more than the time of one. A function that
         did not answer at once, and any after it, is left out, and is to be inspected by itself. `poll` is carried out
         after them, and awaited as long as they are; not begun if one of them does not answer."""
+
+
+class ConfigSource(Protocol):
+    """The daemon's configuration file."""
+
+    async def look(self) -> ConfigEvent | None:
+        """Return the meaning of a change of the file since the last look; None without one."""
 
 
 class Observation(Protocol):

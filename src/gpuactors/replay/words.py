@@ -169,6 +169,12 @@ def event_words(event: events.Event) -> str:
             return _partition_words(event)
         case events.daemon.Ticked():
             return "tick"
+        case events.daemon.ConfigUsed(keys):
+            return f"the configuration file has changed, and is used: {', '.join(keys) or 'as before'}"
+        case events.daemon.ConfigUnused("", keys):
+            return f"the configuration file has changed, and needs a restart: {', '.join(keys)}"
+        case events.daemon.ConfigUnused(reason):
+            return f"the configuration file has changed, and is refused: {reason}"
         case events.daemon.PredecessorGone(how, _):
             return f"begins to serve (the daemon before: {how})"
         case events.daemon.HandOverRequested():

@@ -183,7 +183,9 @@ def test_its_own_inspection_sees_what_is_in_use_and_what_kubelet_allocated(confi
 @pytest.mark.trio
 async def test_a_running_daemon_is_believed(config: Config) -> None:
     core = held_externally()
-    control = UnixControl(str(config.state_dir), Latest[frozenset[Owner]](frozenset()), about=About("gpu-17"))
+    control = UnixControl(
+        str(config.state_dir), Latest[frozenset[Owner]](frozenset()), about=lambda: About("gpu-17")
+    )
     state: Latest[NodeState] = Latest(core.state)
     with trio.fail_after(10):
         async with control.hold(state.subscribe()):

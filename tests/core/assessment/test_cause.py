@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.assessment import assess
-from gpuactors.core.events.daemon import ShutdownRequested, Ticked
+from gpuactors.core.events.daemon import ConfigUsed, ShutdownRequested, Ticked
 from gpuactors.core.events.deviceplugin import (
     PreferenceAsked,
     PreferenceRequest,
@@ -44,6 +44,7 @@ from gpuactors.core.values.model import (
     device_key,
     pci_address,
 )
+from gpuactors.core.values.own_resources import parse_model_rule
 from gpuactors.core.values.vgpu import VendorVgpu
 from tests.core.builders import (
     H100,
@@ -178,6 +179,17 @@ def gone_unallocated(*now: PciFunction) -> set[Cause]:
 
 def broken(*functions: PciFunction) -> set[Cause]:
     return listed(node(*functions, gpu(B)))
+
+
+def with_one_name_for_a_model() -> set[Cause]:
+    core = node(
+        replace(gpu(A), physical=pci_address("0000:01:00.7")),
+        replace(gpu("01:00.7", 9, driver="nvidia", device="2331"), has_virtual_functions=True),
+        gpu("02:00.0", 10),
+    )
+    selectors = (*SETTINGS.selectors, parse_model_rule(f"10de:2330={H100}"))
+    core.feed(ConfigUsed(("resource_name",), selectors, ()))
+    return listed(core)
 
 
 def use_unreadable() -> set[Cause]:
@@ -438,11 +450,7 @@ STATES: Final[dict[str, tuple[Cause, Callable[[], set[Cause]]]]] = {
     ),
     "it is a virtual function with the name of a whole one": (
         Cause.RESOURCE_MIXED,
-        lambda: broken(
-            replace(gpu(A), physical=pci_address("0000:01:00.7"), own_name=H100),
-            replace(gpu("01:00.7", 9, driver="nvidia", device="2331"), has_virtual_functions=True),
-            replace(gpu("02:00.0", 10), own_name=H100),
-        ),
+        with_one_name_for_a_model,
     ),
     "all nodes are missing": (Cause.NODE_MISSING, lambda: broken(replace(gpu(A), nodes=()))),
     "its use cannot be seen": (Cause.USE_UNREADABLE, use_unreadable),

@@ -18,6 +18,7 @@ from gpuactors.core.events.deviceplugin import AllocateAsked
 from gpuactors.core.values.effects import Grant, Granted
 from gpuactors.core.values.mediated import MediatedDevice
 from gpuactors.core.values.model import DeviceId, DeviceKey, PciAddress, PciFunction, ResourceName
+from gpuactors.core.values.own_resources import parse_model_rule
 from gpuactors.core.values.selector import Selector, parse_selector
 from gpuactors.core.values.vgpu import VendorVgpu
 from tests.core.builders import H100, SETTINGS, gpu, mediated_device
@@ -160,9 +161,8 @@ def test_a_profile_that_both_kinds_of_vgpu_have_is_one_resource_whose_units_may_
 
 def test_functions_that_an_operator_gives_one_name_are_in_one_variable() -> None:
     own = ResourceName("example.com/any")
-    core = node()
-    first, second = (core.functions[PciAddress(a)] for a in GPUS)
-    core.changed(replace(first, own_name=own), replace(second, own_name=own, device="2331"))
+    core = node("NVIDIA L40S-1Q", *(parse_model_rule(f"10de:{model}={own}") for model in ("2330", "2331")))
+    core.changed(replace(core.functions[PciAddress(GPUS[1])], device="2331"))
     answer = grant(core, own, *GPUS)
     assert answer.envs == (("PCI_RESOURCE_EXAMPLE_COM_ANY", ",".join(GPUS)),)
 

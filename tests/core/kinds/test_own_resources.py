@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
+from gpuactors.core.events.daemon import ConfigUsed
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreStartAsked
 from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.reports.snapshot import report
@@ -16,7 +17,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Prepared
 from gpuactors.core.values.effects import Ready, Refused
 from gpuactors.core.values.model import DeviceId, DeviceKey, PciAddress, ResourceName
-from gpuactors.core.values.own_resources import conflict_of_rules, parse_rule
+from gpuactors.core.values.own_resources import conflict_of_rules, parse_model_rule, parse_rule
 from gpuactors.core.values.selector import Selector, parse_selector
 from tests.core.builders import H100, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
@@ -138,10 +139,9 @@ def test_several_models_of_one_resource_are_in_one_variable() -> None:
 
 
 def test_the_first_rule_that_matches_names_a_device_before_the_name_of_its_model() -> None:
-    core = with_rules(f"example.com/one=address={GPUS[0]}", f"{BIG}=vendor=10de,device=2330")
-    first, second = (core.functions[PciAddress(a)] for a in GPUS)
-    own = ResourceName("example.com/model")
-    core.changed(replace(first, own_name=own), replace(second, own_name=own))
+    texts = (f"example.com/one=address={GPUS[0]}", f"{BIG}=vendor=10de,device=2330")
+    rules = (*map(parse_rule, texts), parse_model_rule("10de:2330=example.com/model"))
+    core = node("NVIDIA L40S-1Q", *rules)
     assert [resources(core)[a] for a in GPUS] == ["example.com/one", BIG]
 
 
@@ -220,8 +220,8 @@ def test_a_device_that_a_pod_has_keeps_the_name_until_the_pod_ends() -> None:
     core.feed(KubeletAppeared("kubelet"))
     core.others[before, VFS[0]] = "vm"
     core.pass_time(40)
-    renamed = [core.functions[PciAddress(a)] for a in (GPUS[0], VFS[0])]
-    core.changed(*(replace(function, own_name=BIG) for function in renamed))
+    selectors = (*core.state.daemon.settings.selectors, parse_model_rule(f"10de:2330={BIG}"))
+    core.feed(ConfigUsed(("resource_name",), selectors, ()))
     assert resources(core)[VFS[0]] == before
     assert causes(core, VFS[0]) == [Cause.ALLOCATED]
     assert core.answers(PreStartAsked(core.token(), before, (DeviceId(VFS[0]),))) == [Ready()]

@@ -16,6 +16,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import AllocatedDevice, BoundFunction
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.model import PciAddress, PciFunction, by_group, device_key
+from gpuactors.core.values.own_resources import parse_model_rule
 from gpuactors.core.values.slices import Attribute
 from gpuactors.core.values.vfio import VfioConfig
 from tests.core.builders import H100, SETTINGS, audio, gpu
@@ -72,7 +73,6 @@ NAMES: Final = {
         "nvidia.com/H100_VF",
     ),
     "ids of its own with the name of the physical one": (replace(VIRTUAL, device="2331"), f"{H100}_VF"),
-    "a name by the operator": (replace(VIRTUAL, own_name=H100), H100),
 }
 
 
@@ -80,6 +80,13 @@ NAMES: Final = {
 def test_its_resource_is_never_that_of_its_physical_function(what: str) -> None:
     virtual, name = NAMES[what]
     assert device(PHYSICAL, virtual).resource == name
+
+
+def test_the_operator_may_give_its_model_one_name() -> None:
+    host = facts(PHYSICAL, VIRTUAL)
+    rules = (*host.selectors, parse_model_rule(f"10de:2330={H100}"))
+    (named,) = VIRTUAL_FUNCTION.devices(replace(host, selectors=rules))
+    assert named.resource == H100
 
 
 def test_of_its_group_and_its_slot_it_is_bound_alone() -> None:

@@ -94,15 +94,26 @@ request.userInfo.username == "{{ include "gpuactors.username" . }}"
 {{- if and $byLabel (not .Values.settings.node_labels) }}true{{ end }}
 {{- end }}
 
-{{/* The configuration file where entries of `nodes` may override `settings`: variables would win over it. The labels are a
-variable: a file for several nodes cannot have them. */}}
-{{- define "gpuactors.file" -}}
-{{ toYaml (merge (dict "nodes" .Values.nodes) (omit .Values.settings "node_labels")) }}
+{{/* "true" if a running daemon reads a changed configuration file. YAML reads a bare `on` as a boolean. */}}
+{{- define "gpuactors.reloads" -}}
+{{- if has (toString .Values.settings.reload) (list "on" "true" "yes") }}true{{ end }}
 {{- end }}
 
-{{/* Name of its ConfigMap, with a hash of it: a change replaces the pods as an update does, and a running pod keeps its file. */}}
+{{/* "true" if the settings are a file, and no variables: these would win over entries of `nodes`, and never change in a pod. */}}
+{{- define "gpuactors.hasFile" -}}
+{{- if or .Values.nodes (include "gpuactors.reloads" .) }}true{{ end }}
+{{- end }}
+
+{{/* The configuration file. The labels are a variable: a file for several nodes cannot have them. */}}
+{{- define "gpuactors.file" -}}
+{{- $nodes := empty .Values.nodes | ternary dict (dict "nodes" .Values.nodes) }}
+{{- toYaml (merge $nodes (omit .Values.settings "node_labels")) }}
+{{- end }}
+
+{{/* Name of its ConfigMap, with a hash of it: a change replaces the pods as an update does, and a running pod keeps its file. Where
+the file is read again, the name stays, and the ConfigMap changes under the pods. */}}
 {{- define "gpuactors.configMap" -}}
-{{ include "gpuactors.fullname" . }}-config-{{ include "gpuactors.file" . | sha256sum | trunc 10 }}
+{{ include "gpuactors.fullname" . }}-config{{ if not (include "gpuactors.reloads" .) }}-{{ include "gpuactors.file" . | sha256sum | trunc 10 }}{{ end }}
 {{- end }}
 
 {{/* Type of SELinux: reading other processes, and writing CDI files or NFD's, is more than a device plugin's type may. */}}
@@ -162,6 +173,11 @@ nodeAffinity:
 {{- if hasKey $entry.settings $key }}
 {{- fail (printf "nodes[%d].settings.%s cannot be set: %s" $index $key $remedy) }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- range $index, $entry := .Values.nodes }}
+{{- if hasKey $entry.settings "reload" }}
+{{- fail (printf "nodes[%d].settings.reload cannot be set: set settings.reload, from which the ConfigMap follows" $index) }}
 {{- end }}
 {{- end }}
 {{- range .Values.extraEnv }}

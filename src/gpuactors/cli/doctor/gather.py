@@ -42,9 +42,10 @@ from gpuactors.control.path import path_problem, socket_path
 from gpuactors.core.gpus.device_classes import DeviceClass
 from gpuactors.core.kinds.sets import KnownSets
 from gpuactors.core.values.domain import NAMESPACES, DomainUid, ImexFacts
-from gpuactors.core.values.inventory import is_selected, named, own_resource
+from gpuactors.core.values.inventory import is_selected, named
 from gpuactors.core.values.mediated import HostPart, functions_of
 from gpuactors.core.values.model import PciFunction, ResourceName
+from gpuactors.core.values.own_resources import resource_of
 from gpuactors.daemon.about import node_of
 from gpuactors.daemon.app import sysfs_of
 from gpuactors.host import pci_ids, preflight, runtime, variants, vfio
@@ -262,7 +263,7 @@ class _Reading:
 
     async def names(self, functions: Known[tuple[PciFunction, ...]]) -> Known[ModelNames]:
         selected, selectors = _selected(self._config, functions), self._config.selectors
-        models = {(f.vendor, f.device) for f in selected if own_resource(f, selectors) is None}
+        models = {(f.vendor, f.device) for f in selected if resource_of(selectors, f) is None}
         used = pci_ids.SHIPPED if self._config.pci_ids is None else Path(self._config.pci_ids)
 
         def read() -> ModelNames:

@@ -50,6 +50,7 @@ def as_json(inspected: Inspected) -> str:
         "claims": claims_report.claims_dict(inspected.view.claims),
         "compute_domains": domains_report.domains_dict(inspected.view.domains),
         "offers_problem": inspected.view.offers_problem or None,
+        "config_problem": inspected.view.config_problem or None,
         "ledger_problem": inspected.view.ledger_problem or None,
         "kubelet_problem": inspected.view.kubelet_problem or None,
         "uevents_problem": inspected.view.uevents_problem or None,
@@ -333,6 +334,7 @@ def explanation_json(explained: Explained) -> str:
         "ledger_problem": view.ledger_problem or None,
         "kubelet_problem": view.kubelet_problem or None,
         "uevents_problem": view.uevents_problem or None,
+        "config_problem": view.config_problem or None,
         "history": [
             {
                 "time": utc(inspected.wall - c.age_s),
@@ -397,6 +399,7 @@ def explanation(explained: Explained, columns: int = UNFOLDED) -> str:
         ("Kubelet", view.kubelet_problem or None),
         ("Ledger", view.ledger_problem or None),
         ("Uevents", view.uevents_problem or None),
+        ("Config file", view.config_problem or None),
         *(("Before", line) for line in _history(device.history, inspected.wall)),
         ("Node", inspected.node or None),
         ("Seen by", inspected.source),

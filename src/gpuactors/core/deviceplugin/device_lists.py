@@ -190,6 +190,7 @@ def _facts(state: NodeState) -> tuple[object, ...]:
         state.assessments,
         polls.seen if state.index.unbinding else None,  # only a poll shows that an unbind waits, or has ended
         specs.inputs(state),
+        state.daemon.settings,  # the names alone may be others
     )
 
 

@@ -90,7 +90,7 @@ def inventory_of(
         table.devices(HostFacts(functions, groups, selectors, mediated, vgpu_types, own_vgpu_types))
     )
     facts = _facts_of(functions)
-    present = without_mixed(present, facts.own_names, selectors)
+    present = without_mixed(present, selectors)
     selected = {key: device for key, device in present.items() if device.is_selected}
     models: dict[ResourceName, set[str]] = {}
     for device in selected.values():
@@ -116,20 +116,16 @@ class _Facts(Struct, frozen=True, gc=False):
     switches: frozenset[PciAddress]
     uuids: Mapping[str, DeviceKey]
     """As in `Inventory`."""
-    own_names: frozenset[ResourceName]
-    """The resources that the operator has given to models."""
 
 
 def _facts_of(functions: Functions) -> _Facts:
-    switches, uuids, own_names = set[PciAddress](), dict[str, DeviceKey](), set[ResourceName]()
+    switches, uuids = set[PciAddress](), dict[str, DeviceKey]()
     for address, function in functions.items():
         if function.driver is not None and not function.vfio_bound and function.is_nvswitch:
             switches.add(address)
         if function.gpu_uuid is not None:
             uuids[function.gpu_uuid] = device_key(address)
-        if function.own_name is not None:
-            own_names.add(function.own_name)
-    return _Facts(frozenset(switches), uuids, frozenset(own_names))
+    return _Facts(frozenset(switches), uuids)
 
 
 _Relatives = tuple[Device, tuple[DeviceKey, ...], tuple[DeviceKey, ...]]

@@ -8,7 +8,7 @@ driver they are on: a bind or an unbind changes nothing. Must not judge names th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
 from msgspec.structs import replace
@@ -40,11 +40,11 @@ _WORDS = {
 
 
 def without_mixed(
-    present: Mapping[DeviceKey, Device], own_names: Collection[ResourceName], selectors: Iterable[Selector]
+    present: Mapping[DeviceKey, Device], selectors: Iterable[Selector]
 ) -> Mapping[DeviceKey, Device]:
-    """Return the devices, with `Device.mixed` set for those that KubeVirt cannot use beside others. `own_names` are
-    the resources that the operator has given to models; the selectors have those by rules."""
-    own = {*own_names, *(s.resource for s in selectors if s.resource is not None)}
+    """Return the devices, with `Device.mixed` set for those that KubeVirt cannot use beside others under a name of the
+    operator's."""
+    own = {s.resource for s in selectors if s.resource is not None}
     if not own:
         return present
     by_resource: dict[ResourceName, dict[_Family, list[Device]]] = {}

@@ -24,6 +24,7 @@ Event: TypeAlias = (
     | claims.FitnessChecked
     | domains.DomainEvent
     | partitions.PartitionEvent
+    | daemon.ConfigEvent
     | daemon.DaemonEvent
     | daemon.Ticked
 )

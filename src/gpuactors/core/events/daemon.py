@@ -1,4 +1,4 @@
-"""The daemon itself: its clock, its predecessor and successor, its end.
+"""The daemon itself: its clock, its configuration, its predecessor and successor, its end.
 
 A file of its own: each source of events has one.
 """
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from gpuactors.core.values.model import PciAddress, ResourceName
-from gpuactors.core.values.vgpu import CardTypes
+from gpuactors.core.values.selector import Selector
+from gpuactors.core.values.vgpu import CardTypes, OwnVgpuType
 
 
 class Ticked(Struct, frozen=True, gc=False):
@@ -41,4 +42,25 @@ class ShutdownRequested(Struct, frozen=True, gc=False):
     """A signal asks the daemon to stop."""
 
 
+class ConfigUsed(Struct, frozen=True, gc=False):
+    """The configuration file has changed, and its settings are those in use from now on: those of this event, and all
+    others as at the start."""
+
+    keys: tuple[str, ...]
+    """The settings that have changed; none if the file has the settings in use again."""
+    selectors: tuple[Selector, ...]
+    vgpu_types: tuple[OwnVgpuType, ...]
+    """The same as in `Settings`."""
+
+
+class ConfigUnused(Struct, frozen=True, gc=False):
+    """The configuration file has changed, and nothing of the change is used."""
+
+    reason: str
+    """Why it is refused, as a sentence; empty if it is valid."""
+    keys: tuple[str, ...] = ()
+    """The changed settings that need a restart, of a valid file."""
+
+
+ConfigEvent = ConfigUsed | ConfigUnused
 DaemonEvent = PredecessorGone | HandOverRequested | SuccessorLost | ShutdownRequested

@@ -33,6 +33,7 @@ from gpuactors.core.values.model import (
     Transition,
     listed_by_key,
 )
+from gpuactors.core.values.selector import Selector
 
 
 class PollTarget(Struct, frozen=True, gc=False):
@@ -74,6 +75,9 @@ class InspectionsWanted(Struct, frozen=True, gc=False):
     given: frozenset[PciAddress]
     """The functions of gpuactors' resources that are allocated to pods: inspected whatever the selectors choose."""
     poll: PollWanted = NO_POLL
+    selectors: tuple[Selector, ...] = ()
+    """The operator's selectors now. Whoever changes them requests a scan, and no earlier result shows what they
+    choose."""
 
 
 def asks_more(before: InspectionsWanted, now: InspectionsWanted) -> bool:
@@ -131,6 +135,7 @@ def project(state: NodeState) -> Outputs:
             inspections.functions,
             state.index.inspected_always,
             _poll(state),
+            state.daemon.settings.selectors,
         ),
         ledger=_ledger(state),
         plugins={

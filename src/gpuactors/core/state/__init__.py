@@ -148,6 +148,8 @@ class Daemon(Struct, frozen=True, gc=False):
     settings: Settings
     role: Role
     stopping: bool
+    config_unused: str = ""
+    """Why the configuration file is not the one in use, as a sentence; empty if it is, or is not read again."""
 
 
 PARTS: Final = ("host", "kubelet", "calls", "published", "daemon", "gpus", "domains", "partitions")

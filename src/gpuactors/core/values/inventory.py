@@ -124,7 +124,8 @@ def is_selected(selectors: Iterable[Selector], function: PciFunction) -> bool:
     matching = [
         selector
         for selector in selectors
-        if matches(
+        if not selector.names_only
+        and matches(
             selector,
             vendor=function.vendor,
             device=function.device,
@@ -153,15 +154,9 @@ def may_be_unbinding(function: PciFunction) -> bool:
     return function.driver is None and function.has_node
 
 
-def own_resource(function: PciFunction, selectors: Iterable[Selector]) -> ResourceName | None:
-    """Return the operator's resource of the function: by a selector, else by its ids; None if the operator names
-    neither."""
-    return resource_of(selectors, function) or function.own_name
-
-
 def named(function: PciFunction, selectors: Iterable[Selector]) -> ResourceName:
     """Return the resource of the function: the operator's, else that of its model's name in pci.ids."""
-    return own_resource(function, selectors) or _model_name(function)
+    return resource_of(selectors, function) or _model_name(function)
 
 
 def named_virtual(
@@ -169,7 +164,7 @@ def named_virtual(
 ) -> ResourceName:
     """Return the resource of a virtual function: that of the physical function has another name, unless the operator
     names it."""
-    if (own := own_resource(function, selectors)) is not None:
+    if (own := resource_of(selectors, function)) is not None:
         return own
     name = _model_name(function)
     if physical is None:

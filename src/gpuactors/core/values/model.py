@@ -109,8 +109,6 @@ class PciFunction(Struct, frozen=True, gc=False):
     """True if its group is one of vfio's no-IOMMU mode, with the node `/dev/vfio/noiommu-81`."""
     iommufd: bool = False
     """True if the node has `/dev/iommu`, whatever driver the function is bound to."""
-    own_name: ResourceName | None = None
-    """The operator's resource for its model; None if the name in pci.ids makes the resource."""
     physical: PciAddress | None = None
     """The physical function of an SR-IOV virtual function; None if it is a whole function."""
     has_virtual_functions: bool = False

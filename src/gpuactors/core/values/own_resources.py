@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpuactors.core.values.model import PciFunction, ResourceName
-from gpuactors.core.values.naming import parse_resource
+from gpuactors.core.values.naming import parse_own_name, parse_resource
 from gpuactors.core.values.selector import Selector, matches, parse_selector
 
 _NVIDIA: Final = "10de"
@@ -44,8 +44,15 @@ def parse_rule(text: str) -> Selector:
     )
 
 
+def parse_model_rule(text: str) -> Selector:
+    """Read `VENDOR:DEVICE=DOMAIN/NAME`, an operator's own resource of one model, which chooses nothing. Raises
+    ValueError as `parse_own_name`."""
+    (vendor, device), resource = parse_own_name(text)
+    return Selector(vendor=vendor, device=device, resource=resource, names_only=True)
+
+
 def resource_of(selectors: Iterable[Selector], function: PciFunction) -> ResourceName | None:
-    """Return the resource of the first rule that names this function; None if none does."""
+    """Return the operator's resource of this function, by the first rule that names it; None if none does."""
     for selector in selectors:
         if selector.resource is not None and matches(
             selector,

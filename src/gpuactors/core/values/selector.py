@@ -43,6 +43,8 @@ class Selector(Struct, frozen=True, gc=False):
     """True if a function that meets it is excluded, whatever else chooses it."""
     resource: str | None = None
     """The operator's resource of what it chooses (`own_resources.py`); None: it chooses alone."""
+    names_only: bool = False
+    """True if it names what others choose, and chooses nothing itself."""
 
     def __str__(self) -> str:
         """Return the selector as on the command line: `parse_selector` reads it, or `parse_rule` if it has a

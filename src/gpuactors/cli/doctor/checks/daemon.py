@@ -139,6 +139,11 @@ def _sees(running: Running, facts: Facts) -> Iterator[Finding]:
             view.uevents_problem,
             "In a pod remove hostUsers: false. Until then a change waits for a scan.",
         ),
+        (
+            "the configuration file",
+            view.config_problem,
+            "Correct the file, or restart the daemon, as the reason says.",
+        ),
     )
     findings = [warned(Check.DAEMON_SEES, f"{what}: {why}", remedy) for what, why, remedy in problems if why]
     if changed := _seen_otherwise(view, facts):

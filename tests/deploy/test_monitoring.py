@@ -16,6 +16,7 @@ import yaml
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import Health
+from gpuactors.core.values.partition import PartitionState
 from gpuactors.observe.counts import METHODS, OUTCOMES, Counts
 from gpuactors.observe.metrics import Metrics
 from tests.deploy.manifests import DEPLOY, of_kind, render
@@ -40,7 +41,7 @@ OF_OTHERS: Final = {
 LABELS: Final[dict[str, set[str]]] = {
     "cause": set(map(str, Cause)),
     "health": set(map(str, Health)),
-    "state": set(map(str, ClaimState)),
+    "state": {*map(str, ClaimState), *map(str, PartitionState)},
     "method": set(METHODS),
     "outcome": set(OUTCOMES),
 }

@@ -246,9 +246,9 @@ class PartitionView(Struct, frozen=True):
     gpus: tuple[str, ...]
     """The addresses of its GPUs, sorted."""
     is_active: bool
-    """Whether the fabric manager's last list has it as active."""
+    """True if the fabric manager's last list has it as active."""
     state: str | None
-    """What gpuactors has done about it, a PartitionState; None if nothing."""
+    """Its PartitionState; None if neither a pod nor a claim has it."""
     problem: str
     """The problem of the last command, as a sentence; empty without one."""
 

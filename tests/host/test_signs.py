@@ -144,6 +144,38 @@ def test_one_fatal_error_is_a_sign_until_the_function_is_enumerated_again(tree: 
     assert not inspect(tree).has_fatal_errors
 
 
+def test_the_count_of_the_root_port_directly_above_is_read_and_no_other(tree: HostTree) -> None:
+    below_switch, without_port = (
+        replace(GPU, address="0000:24:00.0", bridges=("0000:20:02.0", "0000:21:00.0")),
+        replace(GPU, address="0000:25:00.0", bridges=()),
+    )
+    for spec in (GPU, below_switch, without_port):
+        tree.plug(spec)
+    assert [inspect(tree, spec.address).port_fatal_errors for spec in (GPU, below_switch, without_port)] == [
+        0, None, None,
+    ]  # fmt: skip
+    tree.fail_fatally(GPU.address, by_port=True)
+    function = inspect(tree)
+    assert (function.port_fatal_errors, function.has_fatal_errors) == (1, False), "as before Linux 6.16"
+    tree.set_attribute(GPU.address, "../aer_rootport_total_err_fatal", b"nonsense\n")
+    assert (inspect(tree).port_fatal_errors, inspect(tree).fault) == (None, None)
+
+
+def test_an_inspection_does_not_wait_for_the_reset_after_a_fatal_error(tree: HostTree) -> None:
+    reader = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), PciIds.open(None))
+    tree.plug(GPU)
+    reader.inspect(PciAddress(GPU.address))
+    tree.fail_fatally(GPU.address, by_port=True)
+    tree.fall_silent(GPU.address)
+    (first,) = reader.inspect(PciAddress(GPU.address))
+    assert (first.port_fatal_errors, first.is_silent) == (1, False), "its configuration space was not read"
+    (second,) = reader.inspect(PciAddress(GPU.address))
+    assert second.is_silent
+    tree.fail_fatally(GPU.address)
+    (third,) = reader.inspect(PciAddress(GPU.address))
+    assert (third.has_fatal_errors, third.is_silent) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("content", "has_errors"),
     [

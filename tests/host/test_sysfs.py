@@ -75,6 +75,7 @@ def test_all_facts_of_a_bound_gpu(tree: HostTree) -> None:
             fault=None,
             presence=tree.device_dir("0000:23:00.0").stat().st_ino,
             reset_methods=("flr", "bus"),
+            port_fatal_errors=0,
         ),
     )
 

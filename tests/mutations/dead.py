@@ -34,9 +34,23 @@ DEAD: Final = (
     Mutation(
         "a GPU that answers again is back",
         "core/host/inspections.py",
-        "    if last is not None and last.is_silent and function.presence == last.presence != 0:\n",
-        "    if last is not None and last.is_silent and function.presence == last.presence == 0:\n",
+        "    is_silent = function.is_silent or last.is_silent\n",
+        "    is_silent = function.is_silent\n",
         f"{_RULE}::test_one_that_answers_again_is_back_only_when_it_was_enumerated_again",
+    ),
+    Mutation(
+        "a fatal error that only the port counts is no sign",
+        "core/host/inspections.py",
+        "    has_port_errors = last.has_port_errors or (before is not None and now is not None and now > before)\n",
+        "    has_port_errors = last.has_port_errors\n",
+        f"{_RULE}::test_a_fatal_error_that_only_the_port_above_counts_is_a_sign",
+    ),
+    Mutation(
+        "a new GPU is dead of its predecessor's fatal error",
+        "core/host/inspections.py",
+        "    if last is not None and function.presence == last.presence != 0:\n        function = _with_signs",
+        "    if last is not None:\n        function = _with_signs",
+        f"{_RULE}::test_a_fatal_error_that_only_the_port_above_counts_is_a_sign",
     ),
     Mutation(
         "a GPU in D3cold is woken, or taken for dead",
@@ -58,6 +72,13 @@ DEAD: Final = (
         '    return not vfio_bound or int(read("enable", _ATTRIBUTE_BYTES)) == 0\n',
         "    return True\n",
         f"{_READ}::test_the_configuration_space_of_an_open_function_is_not_read_as_the_kernel_may_reset_it",
+    ),
+    Mutation(
+        "an inspection waits for the reset after a fatal error",
+        "host/sysfs.py",
+        "        is_function_silent = not is_resetting and is_silent(",
+        "        is_function_silent = is_silent(",
+        f"{_READ}::test_an_inspection_does_not_wait_for_the_reset_after_a_fatal_error",
     ),
     Mutation(
         "a virtual function is dead by its ids alone",

@@ -27,6 +27,9 @@ _ALL_ONES: Final = b"\xff" * CONFIG_BYTES
 
 _FATAL: Final = re.compile(rb"^TOTAL_ERR_FATAL ([0-9]+)$", re.MULTILINE)
 
+PORT_TOTAL: Final = "../aer_rootport_total_err_fatal"
+"""The count of a root port; nothing has it where the port directly above is one of a switch."""
+
 _METHOD: Final = re.compile(r"[a-z0-9_]{1,32}")
 _METHODS_MAX: Final = 8
 """The kernel has eight at most: PCI_NUM_RESET_METHODS, include/linux/pci.h."""
@@ -74,12 +77,21 @@ def _is_suspended(read: Read, above: str) -> bool:
 def has_fatal_errors(read: Read) -> bool:
     """Return whether the kernel has counted a fatal PCIe error of the function since it was enumerated
     (drivers/pci/pcie/aer.c, pci_dev_aer_stats_incr). Only the total counts each: the status register of a fatal error
-    is not read."""
+    is not read. Kernels before Linux 6.16 do not count an error without a status at all: see `port_fatal_errors`."""
     try:
         total = _FATAL.search(read("aer_dev_fatal", _ATTRIBUTE_BYTES))
     except OSError:
         return False
     return total is not None and int(total[1]) > 0
+
+
+def port_fatal_errors(read: Read) -> int | None:
+    """Return how many fatal PCIe errors the root port directly above has received (drivers/pci/pcie/aer.c,
+    pci_rootport_aer_stats_incr), before the kernel begins to recover from one; None if that is unknown."""
+    try:
+        return int(read(PORT_TOTAL, _ATTRIBUTE_BYTES))
+    except (OSError, ValueError):
+        return None
 
 
 def reset_methods(read: Read, has: Callable[[str], bool]) -> tuple[str, ...] | None:

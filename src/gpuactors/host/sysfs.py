@@ -36,7 +36,7 @@ from gpuactors.host.root import (
 )
 from gpuactors.host.root import cdev_node as cdev_node_of
 from gpuactors.host.root import group_node as group_node_of
-from gpuactors.host.signs import has_fatal_errors, is_silent, reset_methods
+from gpuactors.host.signs import has_fatal_errors, is_silent, port_fatal_errors, reset_methods
 from gpuactors.host.vgpu import read_vgpu
 from gpuactors.ports.errors import HostError
 
@@ -85,9 +85,9 @@ class SysfsReader:
         root: HostRoot,
         selectors: tuple[Selector, ...],
         names: PciIds,
-        nvidia: NvidiaGpus | None = None,
+        of: SysfsReader | None = None,
     ) -> None:
-        """`nvidia`: that of another reader of the same host; None: one of its own."""
+        """`of`: another reader of the same host, which knows what this one knows."""
         self._bus = root.real(PCI_DEVICES)
         self._groups = root.real(IOMMU_GROUPS)
         self._root = root
@@ -97,13 +97,15 @@ class SysfsReader:
         self._vendors = frozenset(s.vendor for s in self._choosing)
         """The vendors of the functions that may be selected; None among them stands for any."""
         self._names = names
-        self._nvidia = nvidia or NvidiaGpus(root)
+        self._nvidia = of._nvidia if of is not None else NvidiaGpus(root)
+        self._port_errors: dict[PciAddress, int | None] = of._port_errors if of is not None else {}
+        """The last result of `port_fatal_errors`, by function."""
 
     def choosing(self, selectors: tuple[Selector, ...] | None) -> SysfsReader:
         """Return a reader of what these selectors choose; None: itself."""
         if selectors is None or selectors == self._selectors:
             return self
-        return SysfsReader(self._root, selectors, self._names, self._nvidia)
+        return SysfsReader(self._root, selectors, self._names, self)
 
     def scan(
         self,
@@ -351,8 +353,12 @@ class SysfsReader:
         memory_bytes = directory.memory_bytes()
         iommu_group = self._group(look, group)
         vgpu = directory.vgpu() if physical is not None and driver not in (None, *VFIO_DRIVERS) else None
-        is_function_silent = is_silent(directory.content, vfio_bound=vfio_bound)
         fatal_errors = has_fatal_errors(directory.content)
+        errors_of_port = port_fatal_errors(directory.content)
+        # It is dead, and a read of `config` would wait while the kernel resets its link: seconds, or a minute.
+        is_resetting = fatal_errors or errors_of_port != self._port_errors.get(address, errors_of_port)
+        self._port_errors[address] = errors_of_port
+        is_function_silent = not is_resetting and is_silent(directory.content, vfio_bound=vfio_bound)
         methods = reset_methods(directory.content, directory.has) if vfio_bound else None
         # Last, so that a function that vanished while it was read is not taken for one without a driver.
         if (presence := presence_of(directory.path)) is None:
@@ -387,6 +393,7 @@ class SysfsReader:
             is_silent=is_function_silent,
             has_fatal_errors=fatal_errors,
             reset_methods=methods,
+            port_fatal_errors=errors_of_port,
         )
 
     def _host_nodes(self, address: PciAddress, directory: Directory, driver: str | None) -> tuple[str, ...]:

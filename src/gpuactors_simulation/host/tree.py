@@ -43,6 +43,9 @@ warns of it). The others switch it off first, as igb, virtio-pci, vfio-pci and N
 DRIVER_MANAGED_DMA: Final = VFIO_DRIVERS | {"pci-stub", "pcieport"}
 """Drivers beside which user space may have an IOMMU group: `driver_managed_dma` of struct pci_driver."""
 
+_PORT_TOTAL: Final = "../aer_rootport_total_err_fatal"
+"""The count of the root port directly above a function."""
+
 _CONFIG_BYTES: Final = 64
 
 _MODES: Final = {"vfio/vfio": 0o666, "iommu": 0o660}
@@ -522,12 +525,21 @@ class HostTree:
         plugged = self._find(address)
         self.set_attribute(address, "config", _config(plugged.spec, is_virtual=plugged.physical is not None))
 
-    def fail_fatally(self, address: str) -> tuple[Uevent, ...]:
+    def fail_fatally(self, address: str, *, by_port: bool = False) -> tuple[Uevent, ...]:
         """The function reports a fatal PCIe error, and the kernel resets its link: drivers/pci/pcie/aer.c,
-        aer_print_error, counts it before pcie_do_recovery sends the uevents (err.c; vfio-pci votes CAN_RECOVER)."""
+        aer_print_error, counts it before pcie_do_recovery sends the uevents (err.c; vfio-pci votes CAN_RECOVER).
+
+        With `by_port` only the root port above counts it, as kernels before Linux 6.16 do. Raises `ValueError` if there
+        is no port directly below the root."""
         plugged = self._find(address)
-        total = int((self.device_dir(address) / "aer_dev_fatal").read_text().rsplit(maxsplit=1)[1])
-        self.set_attribute(address, "aer_dev_fatal", _fatal_errors(total + 1).encode())
+        if by_port:
+            if len(plugged.spec.bridges) != 1:
+                raise ValueError(f"there is no root port directly above {address}")
+            name, value = _PORT_TOTAL, f"{int((self.device_dir(address) / _PORT_TOTAL).read_text()) + 1}\n"
+        else:
+            total = int((self.device_dir(address) / "aer_dev_fatal").read_text().rsplit(maxsplit=1)[1])
+            name, value = "aer_dev_fatal", _fatal_errors(total + 1)
+        self.set_attribute(address, name, value.encode())
         return tuple(
             self._pci_uevent("change", plugged, ("ERROR_EVENT", event), ("DEVICE_ONLINE", online))
             for event, online in (("BEGIN_RECOVERY", "0"), ("SUCCESSFUL_RECOVERY", "1"))
@@ -641,6 +653,9 @@ class HostTree:
             ("aer_dev_fatal", _fatal_errors(0)),
         ):
             write(f"{directory}/{name}", content)
+        port = Path(f"{directory}/{_PORT_TOTAL}")
+        if len(spec.bridges) == 1 and not port.exists():
+            port.write_text("0\n")
         Path(f"{directory}/config").write_bytes(_config(spec, is_virtual=plugged.physical is not None))
         if spec.total_vfs:
             write(f"{directory}/sriov_totalvfs", f"{spec.total_vfs}\n")

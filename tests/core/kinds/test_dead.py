@@ -88,6 +88,29 @@ def test_a_counter_that_begins_anew_without_a_known_presence_brings_it_back() ->
         assert core.device_list()[A] == Health.HEALTHY, "nothing shows that it is the same function"
 
 
+def test_a_fatal_error_that_only_the_port_above_counts_is_a_sign() -> None:
+    below = replace(WELL, port_fatal_errors=3)
+    core = node(below, gpu(B))
+    assert core.device_list()[A] == Health.HEALTHY, "those were before it was seen"
+    core.inspect(A, replace(below, port_fatal_errors=None))
+    assert core.device_list()[A] == Health.HEALTHY
+    core.inspect(A, replace(below, port_fatal_errors=4))
+    assert core.device_list()[A] == Health.UNHEALTHY
+    assert core.reason(A).startswith(
+        "it has had a fatal PCIe error (aer_rootport_total_err_fatal of the port above)"
+    )
+    core.inspect(A, replace(below, port_fatal_errors=4))
+    assert core.device_list()[A] == Health.UNHEALTHY
+    core.inspect(A, replace(below, presence=12, port_fatal_errors=5))
+    assert core.device_list()[A] == Health.HEALTHY, "enumerated again"
+
+
+def test_a_count_of_the_port_that_is_read_late_is_no_sign() -> None:
+    core = node(WELL, gpu(B))
+    core.inspect(A, replace(WELL, port_fatal_errors=4))
+    assert core.device_list()[A] == Health.HEALTHY
+
+
 def test_a_failed_inspection_does_not_bring_it_back() -> None:
     core = node(WELL, gpu(B))
     core.inspect(A, SILENT)

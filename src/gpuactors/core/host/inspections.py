@@ -335,9 +335,8 @@ def _with_ids(function: PciFunction, last: PciFunction | None) -> PciFunction:
     if last is not None and function.physical is None and function.presence == last.presence != 0:
         # Both links go first when a virtual function is removed; it is there until no process has it open.
         function = replace(function, physical=last.physical)
-    if last is not None and last.is_silent and function.presence == last.presence != 0:
-        # It has lost its state, also where it answers again: only the kernel's enumeration sets it up (adr/0024).
-        function = replace(function, is_silent=True)
+    if last is not None and function.presence == last.presence != 0:
+        function = _with_signs(function, last)
     if function.fault is None or last is None:
         return function
     return replace(
@@ -350,6 +349,25 @@ def _with_ids(function: PciFunction, last: PciFunction | None) -> PciFunction:
         physical=function.physical or last.physical,
         vfio_bound=function.vfio_bound or (function.driver is None and last.vfio_bound),
         vgpu=_with_vgpu_type(function, last),
+    )
+
+
+def _with_signs(function: PciFunction, last: PciFunction) -> PciFunction:
+    """Keep the signs that a function is dead, until the kernel has enumerated it again (adr/0024).
+
+    One that answers again has lost its state. The count of the port above does not begin again with the function: it is
+    a sign where it has grown.
+    """
+    before, now = last.port_fatal_errors, function.port_fatal_errors
+    is_silent = function.is_silent or last.is_silent
+    has_port_errors = last.has_port_errors or (before is not None and now is not None and now > before)
+    if now is not None and (is_silent, has_port_errors) == (function.is_silent, False):
+        return function
+    return replace(
+        function,
+        is_silent=is_silent,
+        port_fatal_errors=before if now is None else now,
+        has_port_errors=has_port_errors,
     )
 
 

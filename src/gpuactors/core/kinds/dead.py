@@ -1,8 +1,8 @@
 """Whether a device is dead, by the passive signs that the kernel shows of its functions
 (docs/adr/0024-a-dead-gpu-is-known-by-passive-signs.md).
 
-Each sign lasts until the kernel enumerates the function again: that alone sets up a function that has lost its state,
-and begins its counters at zero. Must not decide who has the device, nor read any event: an event of an error is a hint.
+Each sign lasts until the kernel enumerates the function again: that alone sets up a function that has lost its state.
+Must not decide who has the device, nor read any event: an event of an error is a hint.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from gpuactors.core.values.status import Reason
 
 _SILENT: Final = "does not answer: its configuration space reads all ones although it is powered"
 _FATAL: Final = "has had a fatal PCIe error (aer_dev_fatal)"
+_OF_PORT: Final = "has had a fatal PCIe error (aer_rootport_total_err_fatal of the port above)"
 
 
 def dead(device: Device) -> Reason | None:
@@ -41,7 +42,9 @@ def dead(device: Device) -> Reason | None:
 def _sign(function: PciFunction) -> str | None:
     if function.is_silent:
         return _SILENT
-    return _FATAL if function.has_fatal_errors else None
+    if function.has_fatal_errors:
+        return _FATAL
+    return _OF_PORT if function.has_port_errors else None
 
 
 def _reason(sign: str, function: PciFunction, subject: str) -> Reason:

@@ -142,6 +142,11 @@ class PciFunction(Struct, frozen=True, gc=False):
     reset_methods: tuple[str, ...] | None = None
     """The methods by which the kernel can reset it alone, in the order in which it tries them: `flr`, `bus`. Empty if
     there is none; None if unknown, and on any other driver than a vfio driver."""
+    port_fatal_errors: int | None = None
+    """The fatal PCIe errors that the root port directly above has received since the boot; None if unknown."""
+    has_port_errors: bool = False
+    """True if that number has grown while the function was there. Only the core knows, and keeps it until the function
+    is enumerated again."""
 
     @property
     def is_virtual(self) -> bool:

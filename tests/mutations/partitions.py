@@ -82,6 +82,13 @@ PARTITIONS: Final = (
         f"{_BY_NAME}::test_one_that_is_lost_is_activated_before_the_next_start_of_a_container",
     ),
     Mutation(
+        "devices that are no partition are used while one of them is deactivated",
+        "core/partitions/outputs.py",
+        "    touching = [r for r in partitions.records.values() if r.devices & devices]\n",
+        "    touching = [r for r in partitions.records.values() if r.devices == devices]\n",
+        f"{_BY_NAME}::test_devices_that_are_no_partition_wait_for_the_release_of_one_that_has_a_device",
+    ),
+    Mutation(
         "the first list answers a call that came before it",
         "core/fabric.py",
         "            partitions = _with_users(state, partitions, at)\n        case PartitionQueryFailed",

@@ -34,6 +34,7 @@ from tests.core.partitions.fabric import (
     THEM,
     US,
     A,
+    B,
     C,
     Fabric,
     Owner,
@@ -166,6 +167,20 @@ def test_devices_that_are_no_partition_need_none() -> None:
     users = Users({"pod": PartitionOwner(frozenset({A, C}), 7)}, frozenset())
     after = machine.users_changed(world.partitions, users, world.at)
     assert (conflict(after, "pod"), after.records) == (None, {})
+
+
+def test_devices_that_are_no_partition_wait_for_the_release_of_one_that_has_a_device() -> None:
+    """Its links must not change under the virtual machine, and the other GPU of it may be another tenant's next."""
+    pod = {"pod": PartitionOwner(frozenset({A, C}), 7)}
+    world = active()
+    p = machine.users_changed(world.partitions, Users(pod, frozenset()), world.at)
+    why = conflict(p, "pod")
+    assert why is not None
+    assert (why.why.cause, why.is_final) == (Cause.PARTITION_LATE, False)
+    assert why.why.message == f"partition 1 of {A}, {B} has to be deactivated before"
+    ended = settled(leaves(world, P1), ticks=1)
+    p = machine.users_changed(ended.partitions, Users(pod, frozenset()), ended.at)
+    assert (conflict(p, "pod"), p.records) == (None, {})
 
 
 def test_an_owner_keeps_it_while_it_has_one_of_the_devices() -> None:

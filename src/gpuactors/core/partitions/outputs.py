@@ -11,7 +11,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.state.partitions import PartitionRecord, Partitions
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimUid
-from gpuactors.core.values.model import Token
+from gpuactors.core.values.model import DeviceKey, Token
 from gpuactors.core.values.partition import INTENTS, Goal, Intent, PartitionId, PartitionState
 from gpuactors.core.values.status import Conflict, Reason
 
@@ -85,7 +85,8 @@ def claim_owner(uid: ClaimUid) -> str:
 
 def conflict(partitions: Partitions, owner: str) -> Conflict | None:
     """Return why a call of this owner must not be answered yet; None if it may be. An owner whose devices are no
-    partition needs none, nor does any where the fabric manager lists none."""
+    partition needs none, nor does any where the fabric manager lists none. But no other partition of gpuactors may have
+    one of its devices: its deactivation would come under the virtual machine."""
     users = partitions.users
     if not partitions.is_loaded:
         return _unread("the file of the partitions that gpuactors has activated", partitions.file_problem)
@@ -94,8 +95,18 @@ def conflict(partitions: Partitions, owner: str) -> Conflict | None:
     if not _is_listed(partitions, users.owners[owner].asks):
         return _unread("the list of the fabric manager's partitions", partitions.query_problem)
     devices = users.owners[owner].devices
-    of_owner = [r for r in partitions.records.values() if r.devices == devices]
-    return next((why for r in of_owner if (why := _not_ready(partitions, r, owner)) is not None), None)
+    touching = [r for r in partitions.records.values() if r.devices & devices]
+    conflicts = [_not_ready(partitions, r, owner) for r in touching if r.devices == devices]
+    conflicts += [_late(_still_active(r)) for r in touching if _is_overlapping(r, devices)]
+    return next((why for why in conflicts if why is not None), None)
+
+
+def _is_overlapping(record: PartitionRecord, devices: frozenset[DeviceKey]) -> bool:
+    return record.devices != devices and record.state in INTENTS
+
+
+def _still_active(record: PartitionRecord) -> str:
+    return f"partition {record.id} of {', '.join(sorted(record.devices))} has to be deactivated before"
 
 
 def _is_listed(partitions: Partitions, asks: int) -> bool:

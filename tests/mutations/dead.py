@@ -76,7 +76,7 @@ DEAD: Final = (
     Mutation(
         "an inspection waits for the reset after a fatal error",
         "host/sysfs.py",
-        "        is_function_silent = not is_resetting and is_silent(",
+        "        is_function_silent = not is_known_dead and is_silent(",
         "        is_function_silent = is_silent(",
         f"{_READ}::test_an_inspection_does_not_wait_for_the_reset_after_a_fatal_error",
     ),

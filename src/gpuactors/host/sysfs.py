@@ -78,7 +78,7 @@ _NO_GROUP: Final = IommuGroup()
 @final
 class SysfsReader:
     """Reads the selected functions, those that share an IOMMU group with them, and the physical function of each SR-IOV
-    virtual function among these. Keeps nothing between calls."""
+    virtual function among these. Keeps the count of errors that the port above a function had at first, and nothing else."""
 
     def __init__(
         self,
@@ -98,8 +98,9 @@ class SysfsReader:
         """The vendors of the functions that may be selected; None among them stands for any."""
         self._names = names
         self._nvidia = of._nvidia if of is not None else NvidiaGpus(root)
-        self._port_errors: dict[PciAddress, int | None] = of._port_errors if of is not None else {}
-        """The last result of `port_fatal_errors`, by function."""
+        self._first_port_errors: dict[PciAddress, tuple[int | None, int | None]]
+        self._first_port_errors = of._first_port_errors if of is not None else {}
+        """The presence of each function, and the count of the port above when it was first read."""
 
     def choosing(self, selectors: tuple[Selector, ...] | None) -> SysfsReader:
         """Return a reader of what these selectors choose; None: itself."""
@@ -355,10 +356,9 @@ class SysfsReader:
         vgpu = directory.vgpu() if physical is not None and driver not in (None, *VFIO_DRIVERS) else None
         fatal_errors = has_fatal_errors(directory.content)
         errors_of_port = port_fatal_errors(directory.content)
-        # It is dead, and a read of `config` would wait while the kernel resets its link: seconds, or a minute.
-        is_resetting = fatal_errors or errors_of_port != self._port_errors.get(address, errors_of_port)
-        self._port_errors[address] = errors_of_port
-        is_function_silent = not is_resetting and is_silent(directory.content, vfio_bound=vfio_bound)
+        # A read of `config` waits while the kernel resets its link after a fatal error: seconds, or a minute.
+        is_known_dead = fatal_errors or self._has_grown(address, directory.path, errors_of_port)
+        is_function_silent = not is_known_dead and is_silent(directory.content, vfio_bound=vfio_bound)
         methods = reset_methods(directory.content, directory.has) if vfio_bound else None
         # Last, so that a function that vanished while it was read is not taken for one without a driver.
         if (presence := presence_of(directory.path)) is None:
@@ -395,6 +395,16 @@ class SysfsReader:
             reset_methods=methods,
             port_fatal_errors=errors_of_port,
         )
+
+    def _has_grown(self, address: PciAddress, path: str, errors: int | None) -> bool:
+        """Return whether the port above has counted a fatal error since the function was first read: it is dead."""
+        presence, first = self._first_port_errors.get(address, (None, None))
+        if errors in (first, None):
+            return False
+        if first is not None and presence == presence_of(path):
+            return True
+        self._first_port_errors[address] = (presence_of(path), errors)
+        return False
 
     def _host_nodes(self, address: PciAddress, directory: Directory, driver: str | None) -> tuple[str, ...]:
         """Return the value of `PciFunction.host_nodes`."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpuactors.core.events.daemon import Ticked
+from gpuactors.core.events.daemon import ConfigUsed, Ticked
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreferenceRequest
 from gpuactors.core.events.host import HostScanned, SetsObserved
+from gpuactors.core.events.kubelet import KubeletAppeared
 from gpuactors.core.kinds.sets import DeviceSet, KnownSets, Partition, PartitionGpu, SetSource
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Claim, Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.effects import Granted, Log, Preferred, Refusal, Refused
 from gpuactors.core.values.model import DeviceId, PciFunction, ResourceName, Settings, Token, function_address
+from gpuactors.core.values.own_resources import parse_model_rule
 from gpuactors.core.values.slices import Attribute
 from tests.core.builders import H100, SETTINGS, Core, gpu, only
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
@@ -121,6 +123,19 @@ def test_allocate_refuses_what_is_no_set_at_once() -> None:
     assert "--sets prefer" in refused.reason
     assert core.state.calls.waiting == {}
     assert isinstance(answer(core, (3, 4)), Granted)
+
+
+def test_devices_that_pods_have_under_an_earlier_name_are_in_their_sets_still() -> None:
+    """Kubelet gives them away by that name as soon as their pods have ended."""
+    core = node(*gpus(1, 2, 3, 4))
+    core.feed(KubeletAppeared("kubelet"))
+    core.ledger = {key(n): f"vm-{n}" for n in (1, 2, 3)}
+    core.pass_time(40)
+    rule = parse_model_rule("10de:2330=example.com/big")
+    core.feed(ConfigUsed(("resource_name",), (*SETTINGS.selectors, rule), ()))
+    assert core.device_list().keys() >= {key(1), key(2), key(3)}
+    refused = only(Refused, core.answers(allocate((2, 3))))
+    assert refused.causes == (Cause.NOT_A_SET,)
 
 
 def test_each_container_must_have_a_set_of_its_own() -> None:

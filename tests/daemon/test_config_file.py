@@ -145,6 +145,20 @@ async def test_a_file_that_is_being_written_is_read_when_it_is_whole(
     assert isinstance(await file.look(), ConfigUsed)
 
 
+async def test_a_file_that_is_written_while_it_is_read_does_not_count(
+    place: Place, autojump_clock: MockClock
+) -> None:
+    def again() -> Resolved:
+        read = resolve({"config": str(place.path)}, {})
+        place.put(json.dumps({"select": ["vendor=1002", "class=03"]}))
+        return read
+
+    file = ConfigFile(resolve({"config": str(place.path)}, {}), again)
+    place.put(json.dumps({"select": ["vendor=1002"]}))
+    assert await file.look() is None
+    assert select_of(file) == '["vendor=10de"]'
+
+
 async def test_a_file_whose_entries_cannot_be_matched_now_is_read_again(
     place: Place, autojump_clock: MockClock
 ) -> None:

@@ -37,6 +37,7 @@ from tests.histories.truth import (
     agree,
     expected,
     given_by_us,
+    is_selected,
 )
 from tests.histories.world import RESYNC_S, World, states_of
 from tests.memory.faults import Fault
@@ -295,6 +296,11 @@ class Safety:
                 self._check_figures(view)
         self._before = view
 
+    def _is_left_out(self, device: str) -> bool:
+        """The configuration file that the daemon follows does not choose it any more."""
+        spec = self._world.tree.functions.get(device)
+        return self._world.config is not None and spec is not None and not is_selected(self._world, spec)
+
     def _check_listed(self, view: KubeletView) -> None:
         """A device that a pod has never leaves the list during one registration, nor one whose unbind waits for the
         process that has it open."""
@@ -318,6 +324,8 @@ class Safety:
         for resource, device in sorted(listed - still):
             if self._is_listed(device):
                 continue  # its pod has ended, or is read to have it by an older ID: it is listed by that now
+            if self._is_left_out(device):
+                continue
             if device in self._world.waiting() and resource in view.connected:
                 raise ViolationError(
                     "a list shrank", f"{device} left the list while its unbind waits for its holder"

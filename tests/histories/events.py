@@ -11,6 +11,7 @@ from tests.histories.administrator import ADMINISTERED
 from tests.histories.administrator_events import ADMINISTRATOR_KINDS
 from tests.histories.claim_events import BESIDE, CLAIM_KINDS, OF_ANY_DRIVER
 from tests.histories.claims import CLAIMS
+from tests.histories.config_events import CONFIG_KINDS
 from tests.histories.daemon_events import DAEMON_KINDS
 from tests.histories.domain_events import DOMAIN_KINDS
 from tests.histories.domains import DOMAINS
@@ -47,6 +48,7 @@ KINDS: Final[dict[str, Kind]] = {
         *VGPU_KINDS,
         OF_PARTS_CLAIMED,
         *SET_KINDS,
+        *CONFIG_KINDS,
     )
 }
 """By name, in a fixed order."""
@@ -70,7 +72,7 @@ OF_PARTS: Final[frozenset[str]] = frozenset(kind.name for kind in PART_KINDS)
 OF_VGPUS: Final[frozenset[str]] = frozenset(kind.name for kind in (*VGPU_KINDS, OF_PARTS_CLAIMED))
 """Only on a node that has vGPUs as well (`--vgpus-every`)."""
 
-OF_SETS: Final[frozenset[str]] = frozenset(kind.name for kind in SET_KINDS)
+OF_SETS: Final[frozenset[str]] = frozenset(kind.name for kind in (*SET_KINDS, *CONFIG_KINDS))
 """Only on a node with sets of devices (`--sets-every`)."""
 
 DRAWN: Final[dict[str, Kind]] = {

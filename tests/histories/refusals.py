@@ -15,6 +15,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Refused
 from gpuactors.core.values.model import Pod
 from tests.histories.administrator import UNBINDS
+from tests.histories.config_events import CHOOSES, NAMES
 from tests.histories.group_events import COMES, IS_BOUND
 from tests.histories.move_events import COMES_WITH_FREED, PULLED, SWAPPED
 from tests.histories.other_plugin_events import SECOND_PLUGIN
@@ -101,6 +102,8 @@ _CHANGED: Final = (
     "a card comes back in another group",
     "the next daemon selects other cards",
     "the next daemon has another pci.ids",
+    CHOOSES,
+    NAMES,
     "our resource has an odd ID",
 )
 

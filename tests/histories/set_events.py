@@ -50,6 +50,8 @@ BESIDE: Final = (
     "a stream is lost",
     "the clock jumps",
     "the node reboots",
+    "the configuration file chooses other cards",
+    "the configuration file gives models other names",
 )
 """The kinds that are drawn beside those of sets."""
 

@@ -18,7 +18,7 @@ from gpuactors.core.kinds.set_sources import operator_sets
 from gpuactors.core.kinds.sets import KnownSets, SetSource
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Granted, Preferred, Refused, Reply
-from gpuactors.core.values.model import Token
+from gpuactors.core.values.model import DeviceKey, Token
 from gpuactors.ports.errors import HostError
 from gpuactors.ports.node import SetsReader, Step
 
@@ -88,7 +88,7 @@ class Sets:
             self._asked[daemon, step.event.token] = (step.event, before)
         for reply in (effect for effect in step.effects if isinstance(effect, Reply)):
             if isinstance(step.event, PreferenceAsked):
-                self._preferred(daemon, step.event, reply, is_free)
+                self._preferred(daemon, step, step.event, reply, is_free)
             elif (asked := self._asked.pop((daemon, reply.token), None)) is not None:
                 self._answered(asked[0], reply, self._read[daemon][asked[1] :])
 
@@ -110,14 +110,22 @@ class Sets:
                 pass
 
     def _preferred(
-        self, daemon: str, call: PreferenceAsked, reply: Reply, is_free: Callable[[str], bool]
+        self,
+        daemon: str,
+        step: Step,
+        call: PreferenceAsked,
+        reply: Reply,
+        is_free: Callable[[str], bool],
     ) -> None:
-        """A pair is preferred to any two others; where pairs are not required, only if both cards are free."""
+        """A pair is preferred to any two others; where pairs are not required, only if both cards are free. Kubelet may
+        still offer a card that the daemon has no more under this name."""
         if not isinstance(reply.answer, Preferred) or len(call.requests) != 1 or not self._read[daemon]:
             return
         request, chosen = call.requests[0], frozenset(reply.answer.containers[0])
         layout = self._read[daemon][-1]
-        there = set(filter(self._is_plugged, request.available))
+        names = step.before.index.names
+        named = {card for card in request.available if names.get(DeviceKey(card)) == call.resource}
+        there = set(filter(self._is_plugged, named))
         whole = [s for s in layout if len(s) == request.size and s <= there]
         better = whole if self.required else [s for s in whole if all(map(is_free, s))]
         if request.size > 1 and better and not request.must_include and chosen not in layout:

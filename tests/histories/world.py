@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal, final
@@ -27,11 +28,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuactors.concurrency.latest import Latest
+from gpuactors.core.events.daemon import ConfigUsed
 from gpuactors.core.ledger.kubelet_startup import LEDGER_API_AWAY_S
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import ENDED
 from gpuactors.core.values.model import DeviceId, Health, PciAddress, ResourceName, Role, Settings
+from gpuactors.core.values.own_resources import parse_model_rule
 from gpuactors.core.values.selector import Selector, parse_selector
 from gpuactors.daemon import app
 from gpuactors.daemon.claims import DraOutside
@@ -87,6 +90,9 @@ MODELS: Final = {"2330": "nvidia.com/2330", "20b0": "nvidia.com/20b0", "29ff": "
 
 RENAMED: Final = {"2330": "nvidia.com/H100", "20b0": "nvidia.com/A100", "29ff": "nvidia.com/29ff"}
 """With the other pci.ids, which names two of the three."""
+
+OWN_NAMES: Final = tuple(parse_model_rule(f"10de:{model}={name}") for model, name in RENAMED.items())
+"""The same names as rules of the operator's."""
 
 OTHER_PCI_IDS: Final = "10de  NVIDIA Corporation\n\t20b0  A100\n\t2330  H100\n"
 
@@ -148,11 +154,48 @@ class DaemonOptions(Struct, frozen=True):
     selectors: tuple[Selector, ...] = SELECTORS
     renamed: bool = False
     """It has the other pci.ids."""
+    own_names: bool = False
+    """The operator gives the models the names of the other pci.ids."""
 
     @property
     def names(self) -> Mapping[str, str]:
         """The resource of each model."""
-        return RENAMED if self.renamed else MODELS
+        return RENAMED if self.renamed or self.own_names else MODELS
+
+    @property
+    def rules(self) -> tuple[Selector, ...]:
+        """The selectors, and the names of models."""
+        return (*self.selectors, *(OWN_NAMES if self.own_names else ()))
+
+
+class ChangingConfig:
+    """The configuration file of all daemons, which each reads again."""
+
+    def __init__(self) -> None:
+        self._changed = trio.Event()
+
+    def change(self) -> None:
+        """Each daemon's next look finds a change."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def seen_by(self, daemon: RunningDaemon, world: World) -> ConfigUsed:
+        """Wait until the daemon's settings are not those of the file. They are from then on."""
+        while daemon.options.rules == world.next_options.rules:
+            await self._changed.wait()
+        daemon.options = world.next_options
+        return ConfigUsed((), daemon.options.rules, ())
+
+
+class SeenConfig:
+    """The file as one daemon sees it. Implements `ports.node.ConfigSource`."""
+
+    def __init__(self, config: ChangingConfig, daemon: RunningDaemon, world: World) -> None:
+        self._look = partial(config.seen_by, daemon, world)
+
+    async def look(self) -> ConfigUsed:
+        """Implement `ports.node.ConfigSource.look`."""
+        return await self._look()
 
 
 @dataclass(eq=False, slots=True)
@@ -229,6 +272,7 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
         world.parts_share_group = seed & 16 != 0
         if seed & SETS:
             cards = map(world.address, range(CARDS))
+            world.config = ChangingConfig()
             world.sets = Sets(cards, lambda address: address in tree.functions, required=seed & REQUIRED != 0)
         if not isinstance(dra, ClaimsNode):
             for slot in range(3):
@@ -338,6 +382,7 @@ class World:
         self.domains: DomainsNode | None = None
         """None: compute domains are off."""
         self.sets: Sets | None = None
+        self.config: ChangingConfig | None = None
         """None: no file says which devices belong together."""
         self.kubelet_runs = True
         self.kubelet_since = -math.inf
@@ -1039,7 +1084,7 @@ class World:
         host = HostRoot(str(self._root))
         hanging = Latest(frozenset[Owner]())
         names = PciIds(self._pci_ids(renamed=daemon.options.renamed))
-        reader = InlineReader(PartsReader(host, SysfsReader(host, daemon.options.selectors, names)))
+        reader = InlineReader(PartsReader(host, SysfsReader(host, daemon.options.rules, names)))
         use = InlineUse(host, self.holders, open_node=self._probe)
         return app.Outside(
             host=FaultyReader(reader, self.faults, str(self._root)),
@@ -1055,6 +1100,7 @@ class World:
             journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off, self._stepped),
             dra=self._dra_of(daemon, hanging),
             domains=self._domains_of(daemon, hanging),
+            config=SeenConfig(self.config, daemon, self) if self.config is not None else None,
         )
 
     def _dra_of(self, daemon: RunningDaemon, hanging: Latest[frozenset[Owner]]) -> DraOutside | None:
@@ -1102,7 +1148,7 @@ class World:
 
     async def _run(self, daemon: RunningDaemon, *, task_status: trio.TaskStatus[app.Daemon]) -> None:
         settings = Settings(
-            daemon.options.selectors,
+            daemon.options.rules,
             RESYNC_S,
             self.pre_start_gate,
             hand_over=True,

@@ -125,8 +125,8 @@ SETS: Final = (
     Mutation(
         "the devices of another resource are missing in a call",
         "core/deviceplugin/calls.py",
-        "if name != resource})",
-        "if not name})",
+        "if name != resource and",
+        "if not name and",
         f"{_WIRED}::test_a_set_of_gpus_and_switches_is_a_set_for_each_resource",
     ),
     Mutation(

@@ -145,6 +145,13 @@ def test_the_first_rule_that_matches_names_a_device_before_the_name_of_its_model
     assert [resources(core)[a] for a in GPUS] == ["example.com/one", BIG]
 
 
+def test_a_name_for_a_model_selects_nothing() -> None:
+    other = replace(gpu(OTHER, 50), vendor="1002", class_code="120000")
+    core = node("NVIDIA L40S-1Q", parse_model_rule(f"1002:2330={BIG}"))
+    core.changed(other)
+    assert OTHER not in resources(core)
+
+
 def test_a_rule_selects_what_it_names() -> None:
     other = replace(gpu(OTHER, 50), vendor="1002", class_code="120000")
     for rules, is_there in (((), False), ((f"{BIG}=vendor=1002,class=12",), True)):

@@ -428,10 +428,13 @@ def _not_sets(
 
 
 def _sets_of(state: NodeState, resource: ResourceName) -> tuple[DeviceSet, ...]:
-    """Return the sets as far as their devices are of this resource."""
+    """Return the sets as far as their devices are of this resource: by their names, or as a pod has one under a name
+    that it had before."""
     if not state.sets:
         return ()
-    return without_devices(state.sets, {key for key, name in state.index.names.items() if name != resource})
+    listed = {entry.key for entry in state.published.device_lists.get(resource, ())}
+    names = state.index.names.items()
+    return without_devices(state.sets, {key for key, name in names if name != resource and key not in listed})
 
 
 def _why_unknown(state: NodeState, resource: ResourceName, device: DeviceId) -> Reason:

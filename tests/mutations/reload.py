@@ -1,0 +1,86 @@
+"""Bugs to plant in what becomes of a changed configuration file: each names the test that finds it in seconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutations.mutations import Mutation
+
+_CORE: Final = "tests/core/test_config_reload.py"
+_FILE: Final = "tests/daemon/test_config_file.py"
+_OWN: Final = "tests/core/kinds/test_own_resources.py"
+_SETS: Final = "tests/core/test_sets_wired.py"
+_SYSFS: Final = "tests/host/test_sysfs.py"
+
+RELOAD: Final = (
+    Mutation(
+        "the lists do not follow names that alone have changed",
+        "core/deviceplugin/device_lists.py",
+        "        state.daemon.settings,  # the names alone may be others\n",
+        "",
+        f"{_CORE}::test_a_free_device_has_its_new_name_at_once_and_the_old_resource_keeps_the_others",
+    ),
+    Mutation(
+        "no scan by the new selectors is requested",
+        "core/step.py",
+        "            after = with_inspections(after, inspections.ask_scan(state.host.inspections))\n",
+        "",
+        f"{_CORE}::test_what_only_the_new_selectors_choose_comes_with_the_scan",
+    ),
+    Mutation(
+        "a file that needs a restart is not remembered",
+        "core/step.py",
+        "    return replace(state, daemon=replace(state.daemon, config_unused=reason)), [log]\n",
+        "    return state, [log]\n",
+        f"{_CORE}::test_a_file_that_is_not_used_changes_nothing_and_is_said",
+    ),
+    Mutation(
+        "a rule for a model selects what it names",
+        "core/values/inventory.py",
+        "        if not selector.names_only\n        and matches(",
+        "        if matches(",
+        f"{_OWN}::test_a_name_for_a_model_selects_nothing",
+    ),
+    Mutation(
+        "the reader reads what a rule for a model names",
+        "host/sysfs.py",
+        "if not s.exclude and not s.names_only and s.mdev is None)",
+        "if not s.exclude and s.mdev is None)",
+        f"{_SYSFS}::test_an_own_name_is_that_of_its_ids_alone_and_selects_nothing",
+    ),
+    Mutation(
+        "the reader keeps its first selectors",
+        "host/sysfs.py",
+        "        if selectors is None or selectors == self._selectors:\n",
+        "        if selectors is None or self._selectors:\n",
+        f"{_SYSFS}::test_a_reader_of_other_selectors",
+    ),
+    Mutation(
+        "half of a file is used",
+        "daemon/config_file.py",
+        "        if keys.restart:\n",
+        "        if keys.restart and not keys.followed:\n",
+        f"{_FILE}::test_of_a_change_that_needs_a_restart_nothing_is_used_until_it_is_taken_back",
+    ),
+    Mutation(
+        "a file that is written while it is read counts",
+        "daemon/config_file.py",
+        "            return None\n        self._seen = status\n",
+        "            pass\n        self._seen = status\n",
+        f"{_FILE}::test_a_file_that_is_written_while_it_is_read_does_not_count",
+    ),
+    Mutation(
+        "a refused file is not read again until it changes",
+        "daemon/config_file.py",
+        "            return self._unused(ConfigUnused(str(error)))\n",
+        "            self._seen = status\n            return self._unused(ConfigUnused(str(error)))\n",
+        f"{_FILE}::test_a_file_whose_entries_cannot_be_matched_now_is_read_again",
+    ),
+    Mutation(
+        "a device under an earlier name is in no set",
+        "core/deviceplugin/calls.py",
+        "name != resource and key not in listed}",
+        "name != resource and listed}",
+        f"{_SETS}::test_devices_that_pods_have_under_an_earlier_name_are_in_their_sets_still",
+    ),
+)

@@ -78,7 +78,8 @@ _NO_GROUP: Final = IommuGroup()
 @final
 class SysfsReader:
     """Reads the selected functions, those that share an IOMMU group with them, and the physical function of each SR-IOV
-    virtual function among these. Keeps the count of errors that the port above a function had at first, and nothing else."""
+    virtual function among these. Keeps nothing between calls but
+    the first count of errors of the port above each."""
 
     def __init__(
         self,

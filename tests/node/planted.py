@@ -117,6 +117,20 @@ BUGS: Final = (
         "tests/node/test_sets.py -k a_claim_gets_a_partition",
     ),
     Planted(
+        "a container does not wait for its partition",
+        "src/gpuactors/core/partitions/outputs.py",
+        "    return conflict(state.partitions, owner) if state.partitions is not None else None\n",
+        "    return None\n",
+        "tests/node/test_partitions.py -k a_partition_is_active",
+    ),
+    Planted(
+        "a partition stays active after its pod",
+        "src/gpuactors/core/partitions/machine.py",
+        "        return _E.UNWANTED if is_decided and not is_held else None\n",
+        "        return None\n",
+        "tests/node/test_partitions.py -k a_partition_is_active",
+    ),
+    Planted(
         "a CDI file that somebody has touched is not written again",
         "src/gpuactors/actors/spec_keeper.py",
         "            async for _ in touches:\n                order()\n",

@@ -45,6 +45,7 @@ VGPUS_EVERY: Final = 8
 """The same of nodes that have vGPUs as well; half of them serve claims."""
 
 SETS_EVERY: Final = 16
+FABRICS_EVERY: Final = 32
 """The same of nodes with sets of devices."""
 
 INTERRUPTED: Final = 130
@@ -77,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.parts_every,
         options.vgpus_every,
         options.sets_every,
+        options.fabrics_every,
     )
     size = f"{options.histories} histories" if options.histories is not None else f"{options.minutes:g} min"
     print(f"Seed {seed}, {plan.workers} processes, {size}.", flush=True)
@@ -151,6 +153,14 @@ def _parser() -> argparse.ArgumentParser:
         default=SETS_EVERY,
         metavar="N",
         help=f"one node in so many has sets of devices; 0: none, else 5 or more (default: {SETS_EVERY})",
+    )
+    parser.add_argument(
+        "--fabrics-every",
+        type=int,
+        default=FABRICS_EVERY,
+        metavar="N",
+        help="one node in so many activates the partitions of an NVLink fabric; 0: none, else 6 or more (default: "
+        f"{FABRICS_EVERY})",
     )
     parser.add_argument(
         "--script",

@@ -88,6 +88,8 @@ class Plan:
     """The same of these and vGPUs; every other one serves claims as well."""
     sets_every: int = 0
     """The same of sets of devices."""
+    fabrics_every: int = 0
+    """The same of partitions that the daemons activate; every other one serves claims as well."""
 
     @property
     def played(self) -> tuple[Serves, ...]:
@@ -101,6 +103,8 @@ class Plan:
             Serves.VGPUS: self.vgpus_every,
             Serves.CLAIMED_VGPUS: self.vgpus_every,
             Serves.SETS: self.sets_every,
+            Serves.FABRIC: self.fabrics_every,
+            Serves.CLAIMED_FABRIC: self.fabrics_every,
         }
         return tuple(of for of, number in every.items() if number)
 
@@ -125,11 +129,15 @@ def play_part(plan: Plan, part: int, on_played: Callable[[Played], bool]) -> Non
 
 def _numbered(plan: Plan, part: int) -> Iterator[tuple[Serves, int]]:
     """A worker's histories. Those with compute domains, with a second administrator, with parts of cards, with vGPUs,
-    and with sets have numbers of their own, so that without them the others are the same ones."""
+    with sets, and with partitions have numbers of their own, so that without them the others are the same ones."""
     turns, numbers, parts = itertools.count(1), itertools.count(), itertools.count()
-    vgpus, sets = itertools.count(), itertools.count()
+    vgpus, sets, fabrics = itertools.count(), itertools.count(), itertools.count()
     others, theirs = itertools.count(), itertools.count()
     for turn in turns:
+        if plan.fabrics_every and turn % plan.fabrics_every == plan.fabrics_every - 5:
+            nth = next(fabrics)
+            yield (Serves.CLAIMED_FABRIC if nth % 2 else Serves.FABRIC), part + plan.workers * nth
+            continue
         if plan.sets_every and turn % plan.sets_every == plan.sets_every - 4:
             yield Serves.SETS, part + plan.workers * next(sets)
             continue

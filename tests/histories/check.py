@@ -8,7 +8,7 @@ of simulated time kubelet's view must agree with the node.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, final
 
@@ -26,6 +26,7 @@ from tests.histories.answers import Answers
 from tests.histories.claim_check import ClaimRules
 from tests.histories.domain_check import DomainRules
 from tests.histories.dra_check import Problem, Rules, all_run, nothing_is_left
+from tests.histories.fabric import Fabric
 from tests.histories.other_plugin_events import SECOND_PLUGIN
 from tests.histories.refusals import CUTS_CALLS_OFF, UNREAD, failed_for_nothing
 from tests.histories.sets import LET_GO
@@ -248,8 +249,13 @@ class Safety:
         self._answers.stepped(daemon, step)
         if (sets := self._world.sets) is not None:
             sets.stepped(daemon, step, self._is_known_free)
+        if (fabric := self._world.fabric) is not None:
+            fabric.stepped(daemon, step, self._cards_of)
         if self.rules is not None:
             self.rules.stepped(daemon, step)
+
+    def _cards_of(self, uid: str) -> Iterable[str]:
+        return self._world.claims.given.get(uid, ()) if self._world.claims is not None else ()
 
     def _is_known_free(self, card: str) -> bool:
         """It is free, and no poll may still have its last holder."""
@@ -285,7 +291,9 @@ class Safety:
         if world.problems:
             raise ViolationError("the daemon misbehaved", world.problems[0])
         self._answers.inspect()
-        for problem in (*self._answers.problems, *(world.sets.problems if world.sets is not None else ())):
+        of_sets = [*(world.sets.problems if world.sets is not None else ())]
+        of_sets += world.fabric.problems if world.fabric is not None else ()
+        for problem in (*self._answers.problems, *of_sets):
             raise ViolationError(*problem)
         _check_swap(world)
         _check_owner(world)
@@ -414,7 +422,8 @@ def _check_failed(world: World, answers: Answers) -> None:
         if pod.phase is not Phase.FAILED:
             continue
         refused = answers.refusal_of(pod)
-        if world.sets is not None and refused is not None and Cause.NOT_A_SET in refused.causes:
+        has_sets = world.sets is not None or world.fabric is not None
+        if has_sets and refused is not None and Cause.NOT_A_SET in refused.causes:
             continue  # `Sets` judges it
         by_older_id = any((resource, i) in world.older for resource, _ in pod.requests for i in pod.asked_for)
         if "Device or resource busy" in pod.message and _is_unseen_use(world, (), dict(pod.requests)):
@@ -480,6 +489,29 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
         check = partial(safety.check, time_passed=True)
         _raise(await nothing_is_left(world, rules, check, long=long))
         safety.check(time_passed=True)
+    if world.fabric is not None:
+        await _partitions_end(world, world.fabric, safety)
+
+
+async def _partitions_end(world: World, fabric: Fabric, safety: Safety) -> None:
+    """Only the partitions of owners are active; then all pods go, and none is."""
+    await _none_left(lambda: fabric.left(world.owned(), world.held()), safety)
+    for external in list(world.external):
+        world.end_external(external)
+    for name in list(world.kubelet.view.pods):
+        world.kubelet.delete(name, dies_after_s=0.0)
+    for pod in list(world.kubelet.containers):
+        world.kubelet.end_process(pod.name)
+    await _none_left(lambda: fabric.left((), ()), safety)
+
+
+async def _none_left(left_now: Callable[[], list[str]], safety: Safety) -> None:
+    deadline = trio.current_time() + SETTLE_S
+    while left := left_now():
+        safety.check(time_passed=True)
+        if trio.current_time() >= deadline:
+            raise ViolationError("a partition is left", "; ".join(left))
+        await trio.sleep(CHECK_EVERY_S)
 
 
 def _raise(problem: Problem | None) -> None:
@@ -512,6 +544,8 @@ async def make_quiet(world: World, rules: Rules | None = None) -> None:
     if world.second is not None and (world.second.is_stubborn or world.counts[SECOND_PLUGIN[0]] > 1):
         world.second.leave()  # the daemon waits longer each time: neither is to win such a fight
     world.find_api_server()
+    if world.fabric is not None:
+        world.fabric.end_faults()
     if rules is not None:
         rules.end_faults()
     world.faults.end(Fault.NO_DESCRIPTORS)

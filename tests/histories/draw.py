@@ -101,8 +101,8 @@ def _next(world: World, rng: random.Random, guide: Guide | None, before: str | N
         slot = _slot_for_channel(world, world.domains, rng)
         if slot is not None:
             return FIRST_OF_DOMAINS, slot
-    if world.sets is not None and rng.random() < _PAIR_COMES:
-        slot = _slot_for(world, rng, FOR_TWO)
+    if (world.sets is not None or world.fabric is not None) and rng.random() < _PAIR_COMES:
+        slot = _slot_for(world, rng, FOR_TWO) if FOR_TWO in _kinds(world) else None
         if slot is not None:
             return FOR_TWO, slot
     if guide is not None and rng.random() < _GUIDED:
@@ -147,6 +147,8 @@ def _kinds(world: World) -> dict[str, Kind]:
     """What is drawn from."""
     if world.domains is not None:
         return Serves.DOMAINS.kinds
+    if world.fabric is not None:
+        return (Serves.FABRIC if world.claims is None else Serves.CLAIMED_FABRIC).kinds
     if world.claims is None:
         if world.sets is not None:
             return Serves.SETS.kinds

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final
 
-from tests.histories import administrator_events, domain_events, part_events, set_events
+from tests.histories import administrator_events, domain_events, fabric_events, part_events, set_events
 from tests.histories.administrator import ADMINISTERED
 from tests.histories.administrator_events import ADMINISTRATOR_KINDS
 from tests.histories.claim_events import BESIDE, CLAIM_KINDS, OF_ANY_DRIVER
@@ -15,6 +15,8 @@ from tests.histories.config_events import CONFIG_KINDS
 from tests.histories.daemon_events import DAEMON_KINDS
 from tests.histories.domain_events import DOMAIN_KINDS
 from tests.histories.domains import DOMAINS
+from tests.histories.fabric import FABRIC
+from tests.histories.fabric_events import FABRIC_KINDS, PAIR_CLAIMED
 from tests.histories.group_events import GROUP_KINDS
 from tests.histories.host_events import HOST_KINDS
 from tests.histories.kinds import Kind, can_follow, that_can_happen
@@ -49,6 +51,8 @@ KINDS: Final[dict[str, Kind]] = {
         OF_PARTS_CLAIMED,
         *SET_KINDS,
         *CONFIG_KINDS,
+        *FABRIC_KINDS,
+        PAIR_CLAIMED,
     )
 }
 """By name, in a fixed order."""
@@ -75,13 +79,23 @@ OF_VGPUS: Final[frozenset[str]] = frozenset(kind.name for kind in (*VGPU_KINDS, 
 OF_SETS: Final[frozenset[str]] = frozenset(kind.name for kind in (*SET_KINDS, *CONFIG_KINDS))
 """Only on a node with sets of devices (`--sets-every`)."""
 
+OF_FABRIC: Final[frozenset[str]] = frozenset(kind.name for kind in (*FABRIC_KINDS, PAIR_CLAIMED))
+"""Only on a node that activates partitions of an NVLink fabric (`--fabrics-every`)."""
+
 DRAWN: Final[dict[str, Kind]] = {
     kind.name: kind
     for kind in that_can_happen(
         k
         for k in KINDS.values()
         if k.name
-        not in NOT_DRAWN | OF_CLAIMS | OF_DOMAINS | OF_ADMINISTRATORS | OF_PARTS | OF_VGPUS | OF_SETS
+        not in NOT_DRAWN
+        | OF_CLAIMS
+        | OF_DOMAINS
+        | OF_ADMINISTRATORS
+        | OF_PARTS
+        | OF_VGPUS
+        | OF_SETS
+        | OF_FABRIC
     )
 }
 """The events that campaigns draw from, on a node that has neither claims of GPUs nor compute domains."""
@@ -157,6 +171,26 @@ DRAWN_WITH_SETS: Final[dict[str, Kind]] = {
 }
 """The same on a node with sets of devices."""
 
+DRAWN_WITH_FABRIC: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k
+        for k in KINDS.values()
+        if k.name in {*fabric_events.BESIDE, *OF_FABRIC} - {PAIR_CLAIMED.name, *NOT_DRAWN}
+    )
+}
+"""The same on a node that activates partitions."""
+
+DRAWN_WITH_CLAIMED_FABRIC: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k
+        for k in KINDS.values()
+        if k.name in {*fabric_events.BESIDE_WITH_CLAIMS, *OF_FABRIC} and k.name not in NOT_DRAWN
+    )
+}
+"""The same where the daemons serve claims as well."""
+
 Pair = tuple[str, str]
 
 
@@ -173,6 +207,8 @@ PAIRS_WITH_PARTS: Final = pairs_of(DRAWN_WITH_PARTS)
 PAIRS_WITH_VGPUS: Final = pairs_of(DRAWN_WITH_VGPUS)
 PAIRS_WITH_CLAIMED_VGPUS: Final = pairs_of(DRAWN_WITH_CLAIMED_VGPUS)
 PAIRS_WITH_SETS: Final = pairs_of(DRAWN_WITH_SETS)
+PAIRS_WITH_FABRIC: Final = pairs_of(DRAWN_WITH_FABRIC)
+PAIRS_WITH_CLAIMED_FABRIC: Final = pairs_of(DRAWN_WITH_CLAIMED_FABRIC)
 
 
 class Serves(StrEnum):
@@ -186,6 +222,8 @@ class Serves(StrEnum):
     VGPUS = "with vGPUs"
     CLAIMED_VGPUS = "with claims and vGPUs"
     SETS = "with sets of devices"
+    FABRIC = "with partitions of a fabric"
+    CLAIMED_FABRIC = "with claims and partitions of a fabric"
 
     @property
     def bit(self) -> int:
@@ -199,6 +237,8 @@ class Serves(StrEnum):
             Serves.VGPUS: VGPUS,
             Serves.CLAIMED_VGPUS: CLAIMS | VGPUS,
             Serves.SETS: SETS,
+            Serves.FABRIC: FABRIC,
+            Serves.CLAIMED_FABRIC: CLAIMS | FABRIC,
         }[self]
 
     @property
@@ -213,6 +253,8 @@ class Serves(StrEnum):
             Serves.VGPUS: DRAWN_WITH_VGPUS,
             Serves.CLAIMED_VGPUS: DRAWN_WITH_CLAIMED_VGPUS,
             Serves.SETS: DRAWN_WITH_SETS,
+            Serves.FABRIC: DRAWN_WITH_FABRIC,
+            Serves.CLAIMED_FABRIC: DRAWN_WITH_CLAIMED_FABRIC,
         }[self]
 
     @property
@@ -227,6 +269,8 @@ class Serves(StrEnum):
             Serves.VGPUS: PAIRS_WITH_VGPUS,
             Serves.CLAIMED_VGPUS: PAIRS_WITH_CLAIMED_VGPUS,
             Serves.SETS: PAIRS_WITH_SETS,
+            Serves.FABRIC: PAIRS_WITH_FABRIC,
+            Serves.CLAIMED_FABRIC: PAIRS_WITH_CLAIMED_FABRIC,
         }[self]
 
 
@@ -234,12 +278,14 @@ def serves(seed: int) -> Serves:
     """By the seed of a history."""
     kinds = (
         Serves.CLAIMED_VGPUS,
+        Serves.CLAIMED_FABRIC,
         Serves.ADMINISTRATORS,
         Serves.CLAIMS,
         Serves.DOMAINS,
         Serves.VGPUS,
         Serves.PARTS,
         Serves.SETS,
+        Serves.FABRIC,
     )
     return next((kind for kind in kinds if seed & kind.bit == kind.bit), Serves.PLUGIN)
 

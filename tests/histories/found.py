@@ -652,6 +652,23 @@ FOUND_WITH_ADMINISTRATORS: Final[dict[str, tuple[int, Script]]] = {
 """On nodes with claims and a second administrator."""
 
 
+FOUND_WITH_FABRIC: Final[dict[str, tuple[int, Script]]] = {
+    name: (seed, parse_script(script))
+    for name, (seed, script) in {
+        "a pod gets two devices that are no partition while the partition of one of them is released": (
+            553816478469,
+            "a pod for two cards comes; a pod for two cards comes+0.001; kubelet stops; unbind slowly",
+        ),
+        "a pod's virtual machine has ended, and an external process has one card of its partition open": (
+            549946977743,
+            "a pod for two cards comes+0.001; a pod is force-deleted and dies late; "
+            "an external process opens a card",
+        ),
+    }.items()
+}
+"""On nodes that activate partitions of an NVLink fabric."""
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """A fault that histories find and that is not repaired yet."""

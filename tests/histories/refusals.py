@@ -16,6 +16,7 @@ from gpuactors.core.values.effects import Refused
 from gpuactors.core.values.model import Pod
 from tests.histories.administrator import UNBINDS
 from tests.histories.config_events import CHOOSES, NAMES
+from tests.histories.fabric_events import ACTIVATES, LATE
 from tests.histories.group_events import COMES, IS_BOUND
 from tests.histories.move_events import COMES_WITH_FREED, PULLED, SWAPPED
 from tests.histories.other_plugin_events import SECOND_PLUGIN
@@ -150,6 +151,9 @@ _EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
     Cause.USE_LATE: ("polls can read nothing", "the clock jumps", "descriptors run out"),
     Cause.LEDGER_LATE: ("descriptors run out", "the clock jumps"),
     Cause.CHECKPOINT_LATE: ("descriptors run out", "the clock jumps"),
+    Cause.PARTITION_LATE: (*LATE, *_STOPS, *_HELD),
+    Cause.PARTITION_IN_USE: (ACTIVATES,),
+    Cause.PARTITION_LOST: LATE,
     Cause.NOT_SERVING: _STOPS,
 }
 """The events that can lead to a refusal with that cause. No event can lead to a cause that is not here."""

@@ -29,6 +29,7 @@ from msgspec.structs import replace
 
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events.daemon import ConfigUsed
+from gpuactors.core.kinds.sets import SetSource
 from gpuactors.core.ledger.kubelet_startup import LEDGER_API_AWAY_S
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
@@ -47,7 +48,7 @@ from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import Holders
 from gpuactors.ports.claims import ClaimsKubelet
-from gpuactors.ports.node import Step
+from gpuactors.ports.node import SetsReader, Step
 from gpuactors_simulation.host.kernel import NVIDIA
 from gpuactors_simulation.host.pod_cgroups import CgroupTree
 from gpuactors_simulation.host.tree import HostTree, PciSpec
@@ -62,6 +63,7 @@ from tests.histories.administrator import VIRTUAL_FUNCTIONS
 from tests.histories.claims import CLAIMS, COMPANION_DRIVER, ClaimsNode
 from tests.histories.domains import DOMAINS, DomainsNode
 from tests.histories.dra_node import DraNode
+from tests.histories.fabric import FABRIC, Fabric
 from tests.histories.other_driver import OtherDriver
 from tests.histories.sets import REQUIRED, SETS, Sets
 from tests.histories.starts import Starts
@@ -246,7 +248,8 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
     DOMAINS it has compute domains instead. With the bit PARTS two cards more, on NVIDIA's driver, can have virtual
     functions; those of the second one share an IOMMU group if the fifth bit is set. With the bits VGPUS the first one
     has mediated devices instead, and the virtual functions of the second one can be vGPUs. With the bit SETS a file
-    says which cards are sets, and with the bit REQUIRED a container gets nothing else.
+    says which cards are sets, and with the bit REQUIRED a container gets nothing else. With the bit FABRIC the fabric
+    manager says so, and the daemons activate its partitions.
     """
     tree = HostTree(root, cdev=seed & 4 != 0, waits_silently=seed & 12 == 8)
     transport = MemoryTransport(trace.carried)
@@ -274,6 +277,11 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
             cards = map(world.address, range(CARDS))
             world.config = ChangingConfig()
             world.sets = Sets(cards, lambda address: address in tree.functions, required=seed & REQUIRED != 0)
+            world.sets_required = world.sets.required
+        if seed & FABRIC:
+            addresses = [world.address(slot) for slot in range(CARDS)]
+            world.fabric = Fabric(addresses, world.user_of, nursery)
+            world.sets_required = seed & REQUIRED != 0
         if not isinstance(dra, ClaimsNode):
             for slot in range(3):
                 tree.plug(world.card(slot, MODEL, VFIO))
@@ -382,8 +390,13 @@ class World:
         self.domains: DomainsNode | None = None
         """None: compute domains are off."""
         self.sets: Sets | None = None
-        self.config: ChangingConfig | None = None
         """None: no file says which devices belong together."""
+        self.config: ChangingConfig | None = None
+        """None: the configuration file never changes."""
+        self.fabric: Fabric | None = None
+        """None: no partition is activated."""
+        self.sets_required = False
+        """A container gets exactly one set."""
         self.kubelet_runs = True
         self.kubelet_since = -math.inf
         """When kubelet was last started with pods that it had to hear of first."""
@@ -709,6 +722,12 @@ class World:
         """A process has the card's group open."""
         return self.tree.holder_of(self.group(slot)) is not None
 
+    def user_of(self, card: str) -> str:
+        """The process of a pod's virtual machine that has the card open; empty without."""
+        group = self.group_of(card)
+        holder = self.tree.holder_of(group) if group is not None else None
+        return f"process {holder}" if holder is not None and holder < EXTERNAL_PID else ""
+
     def nodes_of(self, cards: Iterable[str | None]) -> set[str]:
         """The device nodes that a container with these cards may have: those of their groups, and the shared ones."""
         found = (self.group_of(card) for card in cards if card is not None)
@@ -738,6 +757,18 @@ class World:
             for device in entry.devices
             if self.is_ours(resource) and (card := self.meaning(resource, device)) is not None
         }
+
+    def owned(self) -> list[set[str]]:
+        """The cards of each pod and of each claim."""
+        cards: dict[str, set[str]] = {}
+        for card, pod in self.given().items():
+            cards.setdefault(pod, set()).add(card)
+        claims = [set(self.claims.given[uid]) for uid in self.claims.claims.values()] if self.claims else []
+        return [*cards.values(), *claims]
+
+    def held(self) -> set[str]:
+        """The cards that a process has open."""
+        return {self.address(slot) for slot in range(CARDS) if self.is_held(slot)}
 
     def has_given(self, resource: str, ids: Iterable[str]) -> bool:
         """A pod has one of these IDs: kubelet gives it to no other pod."""
@@ -921,6 +952,8 @@ class World:
                 self.tree.virtualize(self.address(slot), 0)
         if self.dra is not None:
             self.dra.power_cut()
+        if self.fabric is not None:
+            self.fabric.reboot()
         functions = [(a, spec, self._driver_of_boot(a)) for a, spec in self.tree.functions.items()]
         for address, _, _ in functions:
             self.tree.unplug(address)
@@ -1074,6 +1107,8 @@ class World:
         self.journal_is_torn = True
         if self.dra is not None:
             self.dra.kill(daemon.name)
+        if self.fabric is not None:
+            self.fabric.kill(daemon.name)
         daemon.scope.cancel()
         # What its tasks still send while they end is lost.
         if daemon in self.daemons:
@@ -1096,12 +1131,23 @@ class World:
             control=memory_control(daemon.state_dir, hanging, daemon.name, self.faults, self.transport),
             served=self.served,
             vgpu_types=self.vgpu_types,
-            sets=self.sets.sources_of(daemon.name) if self.sets is not None else {},
+            sets=self._sources_of(daemon),
+            partitions=self._partitions_of(daemon),
             journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off, self._stepped),
             dra=self._dra_of(daemon, hanging),
             domains=self._domains_of(daemon, hanging),
             config=SeenConfig(self.config, daemon, self) if self.config is not None else None,
         )
+
+    def _sources_of(self, daemon: RunningDaemon) -> Mapping[SetSource, SetsReader]:
+        if self.fabric is not None:
+            return {SetSource.FABRIC_MANAGER: self.fabric.manager_of(daemon.name)}
+        return self.sets.sources_of(daemon.name) if self.sets is not None else {}
+
+    def _partitions_of(self, daemon: RunningDaemon) -> app.PartitionsOutside | None:
+        if self.fabric is None:
+            return None
+        return app.PartitionsOutside(self.fabric.intents, self.fabric.manager_of(daemon.name))
 
     def _dra_of(self, daemon: RunningDaemon, hanging: Latest[frozenset[Owner]]) -> DraOutside | None:
         if self.claims is None:
@@ -1152,7 +1198,8 @@ class World:
             RESYNC_S,
             self.pre_start_gate,
             hand_over=True,
-            sets_required=self.sets is not None and self.sets.required,
+            sets_required=self.sets_required,
+            activates_partitions=self.fabric is not None,
         )
         try:
             with daemon.scope:

@@ -246,19 +246,26 @@ def _killed(board: Board, pod: str, way: Way, word: str, moment: Moment, *, live
 
 
 def test_a_partition_of_another_program_is_refused_in_the_pods_events(board: Board) -> None:
-    """And left as it is. When that is inactive both pods run."""
-    board.manager.restart(active=["3"])
+    """And left as it is. When that is inactive the pod runs: of a claim first, then one by Allocate."""
+    manager, wanted = (
+        board.manager,
+        "is active, and not by gpuactors. Deactivate it by the fabric manager's tool",
+    )
+    manager.restart(active=["3"])
     board.create("vm-1", "claim")
+    board.claims.says("vm-1", wanted)
+    assert (manager.active, manager.acts) == ({"3"}, [])
+    manager.restart()
+    board.claims.nudge("vm-1")
+    first = board.runs("vm-1", "claim")
+    (other,) = {"1", "2"} - {first}
+    manager.restart(active=["1", "2"])
     board.create("vm-2", "allocate")
-    wanted = "partition 3 is active, and not by gpuactors. Deactivate it by the fabric manager's tool"
-    for pod in ("vm-1", "vm-2"):
-        eventually(lambda pod=pod: board.said_of(pod, wanted), f"a refusal of {pod}")  # type: ignore[misc]
-    assert board.manager.acts == []
-    board.manager.restart()
-    for pod in ("vm-1", "vm-2"):
-        board.claims.nudge(pod)
-    both = {board.runs("vm-1", "claim"), board.runs("vm-2", "allocate")}
-    assert both == {"1", "2"}
+    eventually(lambda: board.said_of("vm-2", wanted), "a refusal of vm-2")
+    assert manager.acts == [f"activate {first}"]
+    manager.restart(active=[first])
+    board.claims.nudge("vm-2")
+    assert board.runs("vm-2", "allocate") == other
     board.ends("vm-1", "vm-2")
     board.claims.settled({H: 4})
 

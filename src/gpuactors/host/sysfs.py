@@ -98,7 +98,7 @@ class SysfsReader:
         self._vendors = frozenset(s.vendor for s in self._choosing)
         """The vendors of the functions that may be selected; None among them stands for any."""
         self._names = names
-        self._nvidia = of._nvidia if of is not None else NvidiaGpus(root)
+        self._nvidia: NvidiaGpus = of._nvidia if of is not None else NvidiaGpus(root)
         self._first_port_errors: dict[PciAddress, tuple[int | None, int | None]]
         self._first_port_errors = of._first_port_errors if of is not None else {}
         """The presence of each function, and the count of the port above when it was first read."""

@@ -686,3 +686,15 @@ def test_what_the_daemon_says_of_compute_domains(healthy: Facts) -> None:
 def test_directories_of_claims_that_hang(healthy: Facts) -> None:
     hanging = replace(healthy, claims=Unknown("the disk hangs"))
     only(wrong(hanging), seed(Check.CDI_DIRECTORY, FAIL, "the disk hangs", "Check these disks"))
+
+
+def test_a_configuration_file_that_is_not_in_use(healthy: Facts) -> None:
+    assert isinstance(healthy.daemon, Running)
+    view = replace(healthy.daemon.view, config_problem="not in use: dra changed, which needs a restart")
+    found = wrong(replace(healthy, daemon=replace(healthy.daemon, view=view)))
+    only(
+        found,
+        seed(
+            Check.DAEMON_SEES, WARN, "the configuration file: not in use: dra changed", "restart the daemon"
+        ),
+    )

@@ -40,6 +40,7 @@ from gpuactors.control.about import About
 from gpuactors.control.node_view import view_of
 from gpuactors.control.unix import UnixControl
 from gpuactors.control.view import Change, NodeView
+from gpuactors.core.events.daemon import ConfigUnused
 from gpuactors.core.events.host import UeventsOpened, UeventsUnavailable
 from gpuactors.core.reports.readiness import OFFERS_NOTHING
 from gpuactors.core.state import NodeState
@@ -288,6 +289,18 @@ def test_the_table_and_the_json_tell_what_is_listed_and_what_is_not() -> None:
     assert counts == {"listed": 1, "healthy": 1, "allocated": 1, "free": 0}
     assert "1 listed, 1 Healthy, 1 allocated, 0 free" in as_table(found)
     assert "1 on this node, none listed" in as_table(found)
+
+
+def test_that_the_configuration_file_is_not_in_use_stands_above_all() -> None:
+    core = held_externally()
+    core.feed(ConfigUnused("", ("dra",)))
+    problem = "not in use: dra changed, which needs a restart: nothing of the change is used"
+    found = by_daemon(core)
+    assert f"configuration file: {problem}" in as_table(found).splitlines()
+    assert json.loads(as_json(found))["config_problem"] == problem
+    explained = Explained(find(found.view, GPU), found)
+    assert f"\nConfig file   {problem}\n" in explanation(explained)
+    assert json.loads(explanation_json(explained))["config_problem"] == problem
 
 
 def test_that_uevents_are_not_heard_stands_above_all() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from gpuactors.replay.counts import Counts
@@ -26,6 +27,14 @@ DEAD_WITHIN_S = 2.0
 async def counted(world: World, counts: Counts, within_s: float = WITHIN_S) -> None:
     with trio.fail_after(within_s):
         await world.kubelet.until(lambda view: view.resources.get(GPU) == counts)
+
+
+async def admitted(world: World, count: int) -> list[Phase]:
+    """Submit so many pods of one GPU each, and return their phases a minute later."""
+    for number in range(count):
+        world.kubelet.submit(f"vm-{number}", {GPU: 1})
+    await trio.sleep(60.0)
+    return sorted((pod.phase for pod in world.kubelet.view.pods.values()), reverse=True)
 
 
 @pytest.mark.trio
@@ -48,6 +57,38 @@ async def test_a_gpu_with_a_fatal_error_is_out_in_two_seconds_and_back_when_it_i
         world.tell(world.tree.plug(world.card(0, MODEL, "vfio-pci")))
         await counted(world, Counts(3, 3, 3))
         assert world.kubelet.double_handouts == []
+
+
+@pytest.mark.trio
+async def test_a_gpu_whose_fatal_error_only_the_port_above_counts_is_out_in_two_seconds(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, 1, Trace()) as world:
+        await counted(world, Counts(3, 3, 0))
+        dead = world.address(0)
+        world.tell(world.tree.unplug(dead))
+        await counted(world, Counts(2, 2, 0))
+        below_port = replace(world.card(0, MODEL, "vfio-pci"), bridges=("0000:20:01.0",))
+        world.tell(world.tree.plug(below_port))
+        await counted(world, Counts(3, 3, 0))
+        world.tell(world.tree.fail_fatally(dead, by_port=True))
+        await counted(world, Counts(3, 2, 0), DEAD_WITHIN_S)
+        await trio.sleep(600.0)
+        assert world.kubelet.view.resources[GPU] == Counts(3, 2, 0), "it is not back by itself"
+
+
+@pytest.mark.trio
+async def test_a_restarted_daemon_does_not_offer_a_dead_gpu(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, 1, Trace()) as world:
+        await counted(world, Counts(3, 3, 0))
+        world.tell(world.tree.fail_fatally(world.address(0)))
+        await counted(world, Counts(3, 2, 0), DEAD_WITHIN_S)
+        await world.kill_daemon(world.daemons[0], 0)
+        await world.start_daemon()
+        assert await admitted(world, 3) == [Phase.RUNNING, Phase.RUNNING, Phase.PENDING]
+        assert world.kubelet.view.resources[GPU] == Counts(3, 2, 2)
 
 
 @pytest.mark.trio

@@ -10,7 +10,7 @@ from gpuactors.core.reports.snapshot import project
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Ready, Refused
 from gpuactors.core.values.model import function_address
-from gpuactors.core.values.partition import Goal, PartitionState
+from gpuactors.core.values.partition import Goal, Intent, PartitionId, PartitionState
 from tests.core.kinds.boards import key
 from tests.core.partitions.board import PAIR, Board
 
@@ -99,6 +99,16 @@ def test_a_container_that_waits_for_the_list_is_refused_with_the_words_of_the_co
     assert (
         "the list of the fabric manager's partitions has not been read yet: /opt/fm query" in refused.reason
     )
+
+
+def test_before_the_first_list_no_pod_is_the_owner_of_a_part_of_its_devices() -> None:
+    """A part of the pod's devices was a partition that an earlier daemon has activated for another pod."""
+    earlier = Intent(PartitionId("5"), frozenset({key(2)}), Goal.ACTIVATE)
+    board = Board({key(1): "vm-1", key(2): "vm-1"}, earlier)
+    assert not board.partitions.records[earlier.id].owners
+    board.started()
+    board.settled()
+    assert not board.partitions.records[earlier.id].owners
 
 
 def test_a_list_that_leaves_the_partition_out_starts_nobody() -> None:

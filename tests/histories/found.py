@@ -659,6 +659,11 @@ FOUND_WITH_FABRIC: Final[dict[str, tuple[int, Script]]] = {
             553816478469,
             "a pod for two cards comes; a pod for two cards comes+0.001; kubelet stops; unbind slowly",
         ),
+        "the first list after a restart names one more device of a pod that has no partition": (
+            550350130711,
+            "a pod for two cards comes+0.3; a daemon crashes; a virtual machine ends by itself; "
+            "the clock jumps+0.3; a pod for two cards comes; unbind slowly; the next partition command fails+0.001",
+        ),
         "a pod's virtual machine has ended, and an external process has one card of its partition open": (
             549946977743,
             "a pod for two cards comes+0.001; a pod is force-deleted and dies late; "

@@ -84,6 +84,9 @@ def _queried(state: NodeState, partitions: Partitions, query: int, known: KnownS
     """Return the partitions after a query. A list of which no partition can be used is not empty: it shows nothing."""
     shown = _shown(state)
     if shown or not (known.partitions or known.problems):
+        if partitions.users is not None:
+            # First: only devices in a known partition count, and the list may name more of an owner's.
+            partitions = replace(partitions, users=_users(state, replace(partitions, shown=shown)))
         return machine.queried(partitions, query, shown, at)
     reason = "; ".join(first_of(state.known_sets.problems))
     return machine.stepped(partitions, PartitionQueryFailed(query, reason), at)
@@ -117,13 +120,14 @@ def _with_users(state: NodeState, partitions: Partitions, at: float) -> Partitio
 
 
 def _users(state: NodeState, partitions: Partitions) -> Users | None:
-    """Return the users of all devices of partitions; None while not all of them are known."""
+    """Return the users of all devices of partitions; None while not all of them are known. Without a list an owner of
+    two devices may look like that of a partition of one."""
     ledger = state.kubelet.ledger
     is_known = ledger.read > 0 and ledger.source.is_whole and state.gpus.claims.is_known
-    if not (is_known and state.host.scanned):
+    if not (is_known and state.host.scanned) or partitions.shown is None:
         return None
     devices = frozenset[DeviceKey]().union(
-        *(partition.devices for partition in (partitions.shown or {}).values()),
+        *(partition.devices for partition in partitions.shown.values()),
         *(record.devices for record in partitions.records.values()),
     )
     owners = dict([*_calls(state, devices), *_pods(state, devices), *_claims(state, devices)])

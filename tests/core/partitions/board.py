@@ -17,7 +17,7 @@ from gpuactors.core.reports.snapshot import project
 from gpuactors.core.state.partitions import Partitions
 from gpuactors.core.values.effects import Answer
 from gpuactors.core.values.model import DeviceId, Token, function_address
-from gpuactors.core.values.partition import Goal, PartitionId
+from gpuactors.core.values.partition import Goal, Intent, PartitionId
 from tests.core.builders import H100, SETTINGS, Core, gpu
 from tests.core.kinds.boards import key
 
@@ -28,7 +28,7 @@ PAIR = PartitionId("3")
 class Board(Core):
     """A node with four GPUs, and a fabric manager with a partition of the first two."""
 
-    def __init__(self, pods: dict[str, str]) -> None:
+    def __init__(self, pods: dict[str, str], *intents: Intent) -> None:
         super().__init__(*(gpu(f"{n:02x}:00.0") for n in (1, 2, 3, 4)), settings=GATED)
         self.active = False
         self.lists = True
@@ -36,7 +36,7 @@ class Board(Core):
         self.done: list[Goal] = []
         self.ledger = dict(pods)
         self.feed(Ticked(), after_s=60.0)
-        self.feed(PartitionIntentsRead(()))
+        self.feed(PartitionIntentsRead(intents))
 
     @property
     def partitions(self) -> Partitions:

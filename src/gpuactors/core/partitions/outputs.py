@@ -90,10 +90,12 @@ def conflict(partitions: Partitions, owner: str) -> Conflict | None:
     users = partitions.users
     if not partitions.is_loaded:
         return _unread("the file of the partitions that gpuactors has activated", partitions.file_problem)
-    if users is None or owner not in users.owners:
-        return _unread("who has the devices of partitions", partitions.query_problem)
-    if not _is_listed(partitions, users.owners[owner].asks):
+    if partitions.shown is None:
         return _unread("the list of the fabric manager's partitions", partitions.query_problem)
+    if users is None or owner not in users.owners:
+        return _unread("who has the devices of partitions", "")
+    if not partitions.shown and not _is_new(partitions, users.owners[owner].asks):
+        return _unread("the empty list of the fabric manager's partitions", partitions.query_problem)
     devices = users.owners[owner].devices
     touching = [r for r in partitions.records.values() if r.devices & devices]
     conflicts = [_not_ready(partitions, r, owner) for r in touching if r.devices == devices]
@@ -109,10 +111,8 @@ def _still_active(record: PartitionRecord) -> str:
     return f"partition {record.id} of {', '.join(sorted(record.devices))} has to be deactivated before"
 
 
-def _is_listed(partitions: Partitions, asks: int) -> bool:
-    """Return whether the partitions are known. An empty list counts only for a call that came before its query."""
-    if partitions.shown is None or partitions.shown:
-        return partitions.shown is not None
+def _is_new(partitions: Partitions, asks: int) -> bool:
+    """Return whether the last query was requested after this call had come."""
     return not partitions.query_problem and partitions.answered >= partitions.asked.get(asks, 0)
 
 

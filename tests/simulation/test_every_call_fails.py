@@ -181,6 +181,7 @@ ELSEWHERE: Final[dict[type, str]] = {
     ports.PodsSeen: "tests/host/test_pod_cgroups.py",
     ports.UeventSource: "tests/actors/test_udev_watcher.py",
     ports.CdiReader: "tests/actors/test_pod_resources.py",
+    ports.ConfigSource: "tests/daemon/test_config_file.py",
     ports.Observation: "tests/actors/test_sysfs_inspector.py",
     ports.Kubelet: "tests/actors/test_plugin.py",
     ports.Endpoint: "tests/actors/test_plugin.py",

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
-from tests.support.claims import prepare
+from tests.support.claims import device_of, prepare
 from tests.support.patience import patient
 from tests.vm.guest.claims import GPU_DRIVER, MODULES, Cluster
 from tests.vm.guest.daemon import DaemonProcess
@@ -118,6 +118,11 @@ class _Scene:
         for card in cards:
             self.cluster.check_cdi(card.uid, card.function)
 
+    def wait_published(self, card: _Card) -> None:
+        """The scheduler gives a card away only once the slices have it. Raises TimeoutError."""
+        device = device_of(card.function.address)
+        eventually(f"{device} in the slices", lambda: device in self.cluster.api.devices(), timeout_s=SLACK_S)
+
     def check_prepared_again(self, *cards: _Card) -> None:
         """Kubelet repeats the prepare: the answer is right, and so is the file."""
         for card in cards:
@@ -208,7 +213,7 @@ def _swapped_at_once(scene: _Scene) -> None:
 
 def _number_of_a_pulled_card(scene: _Scene) -> None:
     guest, cluster, pulled = scene.guest, scene.cluster, scene.cards[2]
-    with guest.step("a card is pulled out; a new one gets its number, and is claimed at once"):
+    with guest.step("a card is pulled out; a new one gets its number, and is claimed"):
         group = pulled.function.group
         _pull_out(guest, BOUND)
         guest.qmp.plug(NEW)
@@ -218,6 +223,7 @@ def _number_of_a_pulled_card(scene: _Scene) -> None:
         scene.cards.append(new)
         _wait_driver(function, "vfio-pci")
         scene.check_files_until_right("pulled_to_right_files_ms")
+        scene.wait_published(new)
         scene.check_prepared_again(new)
     with guest.step("the claim of the pulled one has no file, and is refused"):
         reason = prepare(scene.plugin, pulled.name, pulled.uid).error

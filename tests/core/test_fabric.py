@@ -8,7 +8,7 @@ from gpuactors.core.events.partitions import (
 )
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.effects import Ready, Refused
+from gpuactors.core.values.effects import Level, Ready, Refused
 from gpuactors.core.values.model import function_address
 from gpuactors.core.values.partition import Goal, Intent, PartitionId, PartitionState
 from tests.core.kinds.boards import key
@@ -183,6 +183,22 @@ def test_it_is_deactivated_after_its_pod_has_gone_and_its_virtual_machine_has_en
     board.settled()
     assert board.done == [Goal.ACTIVATE, Goal.DEACTIVATE]
     assert board.partitions.records == {}
+
+
+def test_one_that_is_lost_under_a_virtual_machine_is_warned_of_once() -> None:
+    board = Board({key(1): "vm-1", key(2): "vm-1"})
+    board.started()
+    board.settled()
+    board.enabled = {key(1): 1, key(2): 1}
+    board.active = False
+    for _ in range(3):
+        board.feed(Ticked(), after_s=60.0)
+        board.settled()
+    assert [(line.level, line.fields["partition"]) for line in board.logged("partition.lost")] == [
+        (Level.WARNING, PAIR)
+    ]
+    states = [line.fields["state"] for line in board.logged("partition.changed")]
+    assert states == ["Checking", "Reserved", "Activating", "Active"]
 
 
 def test_a_daemon_that_has_handed_over_orders_nothing() -> None:

@@ -299,8 +299,8 @@ def test_the_fabric_manager_is_restarted_under_a_virtual_machine(board: Board) -
     board.manager.restart()
     board.create("vm-2", "claim")  # whose queries show it
     board.claims.comes_to("vm-2", "Running", RUNS_S)
-    changes = eventually(lambda: board.changes("Lost"), "a line of the log")
-    assert [line["partition"] for line in changes] == [lost]
+    lines = eventually(lambda: board.claims.logged("partition.lost"), "a line of the log")
+    assert [line["partition"] for line in lines] == [lost]
     pods.stop(board.node.api, "vm-1")
     board.ends("vm-2")
     assert f"deactivate {lost}" not in board.manager.acts

@@ -201,12 +201,14 @@ def _logged(before: Partitions, partitions: Partitions) -> Iterator[Effect]:
         was, now = before.records.get(key), partitions.records.get(key)
         state = now.state if now is not None else PartitionState.ABSENT
         if state is not (was.state if was is not None else PartitionState.ABSENT):
-            is_over = now is None and was is not None and was.state in INTENTS
-            is_news = is_over or state is PartitionState.ACTIVE
-            lost = state is PartitionState.LOST
-            level = Level.WARNING if lost else Level.INFO if is_news else Level.DEBUG
-            fields: dict[str, Field] = {"partition": key, "state": str(state)}
-            yield Log(level, "partition.changed", {**fields, "devices": tuple(sorted(record.devices))})
+            fields: dict[str, Field] = {"partition": key, "devices": tuple(sorted(record.devices))}
+            if state is PartitionState.LOST:
+                yield Log(Level.WARNING, "partition.lost", fields)
+            else:
+                is_over = now is None and was is not None and was.state in INTENTS
+                is_news = is_over or state is PartitionState.ACTIVE
+                level = Level.INFO if is_news else Level.DEBUG
+                yield Log(level, "partition.changed", {**fields, "state": str(state)})
         if now is not None and now.problem and (was is None or was.problem != now.problem):
             yield Log(Level.WARNING, "partition.failed", {"partition": str(key), "reason": now.problem})
     if partitions.file_problem and partitions.file_problem != before.file_problem:

@@ -54,7 +54,7 @@ COUNTED_EVENTS: Final[Mapping[str, tuple[str, str]]] = {
         "gpuactors_broken_claims_total",
         "How often a claim was quarantined because of a bug in gpuactors.",
     ),
-    "partition.changed": (
+    "partition.lost": (
         "gpuactors_partitions_lost_total",
         "How often a partition that gpuactors had activated was not active any more.",
     ),

@@ -20,7 +20,7 @@ from gpuactors_simulation.cluster import NAMESPACE, NODE, Cluster, open_cluster
 from gpuactors_simulation.domain_controller import DomainController
 from gpuactors_simulation.host.imex import ImexTree
 from gpuactors_simulation.kube import domain_objects
-from gpuactors_simulation.kube.status import CLAIMS, DOMAINS
+from gpuactors_simulation.kube.status import CLAIMS
 from gpuactors_simulation.kubelet.dra.values import DraCall, Surroundings
 from gpuactors_simulation.kubelet.values import KubeletView
 from gpuactors_simulation.situation import CallSeen, ClaimsSeen, DomainsSeen
@@ -71,6 +71,10 @@ class DomainsSide:
         """Delete a claim's object, even while its pod exists."""
         self._cluster.server.delete_claim(NAMESPACE, name)
 
+    def end(self) -> None:
+        """Delete the job's ComputeDomain."""
+        self._cluster.server.delete_domain(NAMESPACE, DOMAIN)
+
     # --- what is seen -------------------------------------------------------------------------------------------
 
     def seen(self, view: KubeletView, state: NodeState | None, calls: Sequence[DraCall]) -> ClaimsSeen:
@@ -95,7 +99,9 @@ class DomainsSide:
         return (None, *(self._names.get(value, value) if value is not None else None for value in values))
 
     def _says(self) -> str:
-        status = self._cluster.server.store.get(DOMAINS, NAMESPACE, DOMAIN).get("status", {})
+        (uid,) = self._names
+        domain = domain_objects.domain_by_uid(self._cluster.server, uid)
+        status = domain.get("status", {}) if domain is not None else {}
         nodes = {node["name"]: node["status"] for node in status.get("nodes", ())}
         return str(nodes.get(NODE, ""))
 

@@ -37,7 +37,7 @@ QUICK = 16
 """That by which a history is neither watched for long nor replayed from its journal, if it has no higher ones."""
 
 COMES = "a pod with a channel comes"
-STORY = f"{COMES}+11; a pod with a claim ends+11"
+STORY = f"{COMES}+11; a pod with a claim ends+110"
 BOTH_CHANNELS = f"{COMES}+11; {COMES}+11; a pod with a claim ends+11"
 SUCCESSION = f"{COMES}+11; a pod with a claim is force-deleted, has a successor and dies late+30"
 ANOTHER = f"{COMES}+11; a pod with a channel is force-deleted and another domain gets it+30"
@@ -210,7 +210,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 @pytest.mark.parametrize(
     ("plant", "script", "check"),
     [
-        (_holds_no_label, f"{COMES}+11", domain_check.LIVE),
+        (_holds_no_label, f"{COMES}+110", domain_check.LIVE),
         (_removes_with_each, BOTH_CHANNELS, domain_check.LIVE),
         (_forgets_who_waits, SUCCESSION, domain_check.FOLLOWER),
         (_sees_prepared_only, IN_PROGRESS, "two owners"),

@@ -27,11 +27,15 @@ from tests.node.cluster import CLAIMS, EVENTS, Object, eventually, kubectl
 from tests.node.domains import LABEL, History, Imex, Steering
 from tests.node.fake_host import H100_RESOURCE
 from tests.node.node import Node
+from tests.support.patience import patient
 
 pytestmark = pytest.mark.nvidias_domains
 
 H = H100_RESOURCE
 GPU_SLOT: Final = 0x21
+
+LABEL_S: Final = patient(120.0)
+"""From the last claim of a domain that lives to the end of the label."""
 
 CDI: Final = Path("/var/run/cdi")
 
@@ -161,9 +165,9 @@ class Fabric:
 
     def nothing_is_left(self) -> None:
         """Waits until no claim, daemon, directory, CDI file or label of a domain is there."""
+        eventually(lambda: self.label() is None, "the end of the label", LABEL_S)
         eventually(lambda: not self.api.items(domains.DAEMON_PODS), "the end of the daemons' pods")
         eventually(lambda: not self.api.items(CLAIMS), "the end of all claims")
-        eventually(lambda: self.label() is None, "the end of the label")
         eventually(lambda: not self._files(), "the end of all files of domains")
 
     def _files(self) -> list[Path]:
@@ -366,6 +370,7 @@ def test_the_controller_is_restarted(fabric: Fabric) -> None:
     fabric.check()
     assert fabric.values() == [uid]
     pods.stop(fabric.api, "job-0")
+    fabric.delete()
     eventually(lambda: fabric.label() is None, "the end of the label")
 
 
@@ -415,6 +420,7 @@ def test_a_daemon_whose_host_has_no_device_for_management_is_told_what_to_do(fab
     fabric.check()
 
 
+@pytest.mark.long
 def test_nothing_is_left_behind(fabric: Fabric) -> None:
     uid = fabric.create()
     fabric.start("job-0", uid)

@@ -104,8 +104,9 @@ def _steps(_rng: random.Random) -> tuple[Step, ...]:
             _ANSWERED_S,
         ),
         Step(
-            "The successor ends",
-            "With the last claim the label goes, and with the label the domain's daemon.",
+            "The job ends",
+            "Its last claim and its ComputeDomain are deleted. The label goes with the domain, as no other claim can "
+            "follow, and with the label the domain's daemon.",
             _end(new),
             (LabelWas((None, DOMAIN, None)), Says(""), ImexOffered((CHANNEL, DAEMON)), NothingLeft()),
         ),
@@ -161,6 +162,7 @@ def _end(pod: str) -> Act:
         world.end_pod(pod)
         await world.until(lambda view: pod not in view.pods, f"{pod} is gone")
         world.domains.delete(_claim_of(pod))
+        world.domains.end()
 
     return act
 

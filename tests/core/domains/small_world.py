@@ -512,6 +512,8 @@ def check_settled(node: Node, met: set[object]) -> None:
     settled = settled and _answered(passed(settled), "settled, later", met)
     if settled is None:
         return
+    if (lingers_s := settled.state.domains.label.lingers_until - settled.at) < math.inf:
+        settled = all_done(passed(settled, lingers_s))
     if settled.outside.label == SOMEBODY_S:
         if settled.outside.is_stale and settled.outside.found == SOMEBODY_S:
             raise WrongError("a stale label stays")
@@ -629,6 +631,7 @@ def of_reads(domains: Domains, ranks: Mapping[int, int], at: float) -> object:
         added=ranks[label.added],
         added_at=max(label.added_at - at, -DAEMON_SETTLES_S),
         absent=ranks[label.absent],
+        lingers_from=ranks[label.lingers_from],
         lingers_until=label.lingers_until - at,
         retry_at=label.retry_at - at,
     )
@@ -645,7 +648,7 @@ def of_reads(domains: Domains, ranks: Mapping[int, int], at: float) -> object:
 
 def _numbers(domains: Domains) -> Iterable[int]:
     label = domains.label
-    yield from (0, label.refresh.outstanding or 0, label.added, label.absent)
+    yield from (0, label.refresh.outstanding or 0, label.added, label.absent, label.lingers_from)
     yield domains.imex.number
     for view in domains.views.values():
         yield from (view.number, view.refresh.outstanding or 0)

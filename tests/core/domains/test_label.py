@@ -16,7 +16,7 @@ from gpuactors.core.domains.label import (
     _with_removable,
 )
 from gpuactors.core.domains.reads import DOMAIN_READ_S
-from gpuactors.core.events.domains import LabelPatched
+from gpuactors.core.events.domains import DomainsTouched, LabelPatched
 from gpuactors.core.values.claim import Prepared, Unprepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.domain import DomainMode
@@ -263,11 +263,48 @@ def test_an_edit_while_the_last_claim_ends_is_left_alone() -> None:
 @pytest.mark.parametrize("mode", [DomainMode.ON, DomainMode.HOST_MANAGED])
 def test_a_stale_one_is_removed_at_the_start_also_in_mode_host_managed(mode: DomainMode) -> None:
     core = DomainCore()
-    core.label = STRANGER
+    core.label = RED
     core = core.restarted(settings=replace(DOMAIN_SETTINGS, mode=mode))
-    assert core.label == (STRANGER if mode is DomainMode.ON else None)
+    assert core.label == (RED if mode is DomainMode.ON else None)
     core.lingered()
     assert core.label is None
+
+
+def test_a_stale_one_of_a_domain_that_is_gone_is_removed_at_the_start_at_once() -> None:
+    core = DomainCore()
+    core.label = STRANGER
+    assert core.restarted().label is None
+
+
+def test_it_goes_at_once_when_its_domain_is_deleted_after_the_last_claim() -> None:
+    """NVIDIA's controller takes it away as well, where it runs."""
+    core = prepared()
+    core.unprepare(ONE)
+    core.pass_time(60.0)
+    assert core.history == [None, RED]
+    assert core.wanted.watched == (RED,)
+    core.domains[RED] = replace(core.domains[RED], is_deleted=True)
+    core.feed(DomainsTouched())
+    assert core.history == [None, RED, None]
+    assert not core.wanted.watched
+
+
+def test_it_goes_at_once_where_its_domain_was_deleted_in_use() -> None:
+    core = prepared()
+    core.domains[RED] = replace(core.domains[RED], is_deleted=True)
+    core.unprepare(ONE)
+    assert core.history == [None, RED, None]
+
+
+def test_while_its_domain_cannot_be_read_it_stays_for_its_time() -> None:
+    core = prepared()
+    core.away = True
+    core.unprepare(ONE)
+    core.pass_time(LABEL_LINGERS_S - 0.1)
+    core.away = False
+    assert core.history == [None, RED]
+    core.pass_time(0.1)
+    assert core.history == [None, RED, None]
 
 
 def test_a_change_to_host_managed_removes_the_label_of_the_claims_that_live() -> None:

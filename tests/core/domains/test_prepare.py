@@ -501,7 +501,7 @@ def test_while_the_api_server_is_away_a_prepare_says_so_and_an_unprepare_succeed
     core.pass_time(limits.CLAIM_ANSWER_S)
     assert AWAY in core.refusal(token)
     core.away = False
-    core.pass_time(5.0)
+    core.pass_time(LABEL_LINGERS_S)
     assert core.label is None, "the label goes when the API server is back"
 
 

@@ -220,6 +220,7 @@ def test_a_forced_deletion_whose_unprepare_never_comes_is_collected_and_the_next
     del core.api[str(OLD)]
     core.pass_time(limits.CLAIM_COLLECT_S * 4)
     assert core.claim_state(OLD) in (ClaimState.TOMBSTONE, ClaimState.ABSENT)
+    core.lingered()
     assert core.label is None
     token = core.prepare(NEW)
     core.settled()

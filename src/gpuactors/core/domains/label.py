@@ -4,8 +4,9 @@ The claims of channels hold it: NVIDIA's controller runs the domain's daemon on 
 claim of the daemon is there because of it. It is added when the intent of a claim is on disk, and goes when no claim of
 its domain is left, one that waits for its channel or is being released included: so it stays where one claim follows
 another (NVIDIA issue 641). It goes when that is on disk, LABEL_LINGERS_S later: the scheduler gives a channel away only
-when it is free, so the next claim comes a moment later, and the daemon is to live meanwhile. A claim of another domain
-is a reason not to wait. After a restart the time begins anew. A value that is not ours is never overwritten.
+when it is free, so the next claim comes a moment later, or with kubelet's next try, and the daemon is to live until
+then. A claim of another domain, and the end of this one, are reasons not to wait. After a restart the time begins anew.
+A value that is not ours is never overwritten.
 
 It is added only for a domain that was read after the label was seen to be absent: NVIDIA's controller takes the label
 of a domain that is being deleted away, and it is not put back.
@@ -51,9 +52,10 @@ LABEL_READ_S: Final = 600.0
 """How often the node's label is read by itself while a claim holds it, in seconds. The watch of the Node shows a change
 at once; 5,000 nodes that read more often would burden the API server for nothing."""
 
-LABEL_LINGERS_S: Final = 5.0
-"""How long the node's label stays after the last claim of its domain, in seconds: at a hand-over of the channel the
-next claim comes 50 to 500 ms later (as measured), and NVIDIA's daemon ends where the label is away for 50 ms."""
+LABEL_LINGERS_S: Final = 100.0
+"""How long the node's label stays after the last claim of a domain that lives, in seconds: at a hand-over of the
+channel the next claim comes 50 to 500 ms later (as measured), or at most 90 s later by kubelet's own retry, where the
+node authorizer has refused it the claim. NVIDIA's daemon ends where the label is away for 50 ms."""
 
 LABEL_CONFLICTS_MAX: Final = 3
 """The number of patches in a row that meet another label than was read before each next one waits."""
@@ -133,6 +135,17 @@ def wanted_of(domains: Domains) -> DomainUid | None:
     to add."""
     label = domains.label
     return held(domains).needed if label.is_idle and label.value is None else None
+
+
+def lingering(domains: Domains) -> DomainUid | None:
+    """Return the domain whose label stays although no claim holds it; None if there is none."""
+    label = domains.label
+    return DomainUid(label.value) if label.value is not None and label.lingers_until < math.inf else None
+
+
+def _is_gone(domains: Domains, domain: DomainUid) -> bool:
+    view = domains.views.get(domain)
+    return view is not None and view.is_gone
 
 
 def _is_addable(domains: Domains, domain: DomainUid) -> bool:
@@ -224,14 +237,15 @@ def decided(domains: Domains, at: float) -> tuple[Domains, list[Effect]]:
 def _lingering(
     domains: Domains, held_domains: Held, patch: LabelPatch | None, at: float
 ) -> tuple[Domains, LabelPatch | None]:
-    """Return the patch, unless it is a removal that can wait. None can wait with a daemon that the host manages, or
-    while claims of another domain need the node."""
+    """Return the patch, unless it is a removal that can wait. None can wait with a daemon that the host manages, while
+    claims of another domain need the node, or once the domain is gone."""
     label, settings = domains.label, domains.settings
     is_on = settings is not None and settings.mode is DomainMode.ON
-    if patch is None or patch.change is LabelChange.ADD or held_domains.kept or not is_on:
+    is_needed = held_domains.kept or not is_on
+    if patch is None or patch.change is LabelChange.ADD or is_needed or _is_gone(domains, patch.value):
         return replace(domains, label=replace(label, lingers_until=math.inf)), patch
     if label.lingers_until == math.inf:
-        label = replace(label, lingers_until=at + LABEL_LINGERS_S)
+        label = replace(label, lingers_until=at + LABEL_LINGERS_S, lingers_from=domains.last)
     return replace(domains, label=label), patch if label.lingers_until <= at else None
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from gpuactors.core.claims.outputs import NO_CLAIMS_WANTED, ClaimsWanted, claims_wanted
 from gpuactors.core.claims.view import view_of
 from gpuactors.core.domains.driver import DOMAINS
-from gpuactors.core.domains.reads import waited_for
+from gpuactors.core.domains.reads import watched
 from gpuactors.core.domains.step import is_serving
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import domain_of
@@ -47,7 +47,7 @@ class DomainsWanted(Struct, frozen=True, gc=False):
     label_patch: LabelPatchWanted | None = None
     domains: tuple[DomainReadWanted, ...] = ()
     watched: tuple[DomainUid, ...] = ()
-    """The ComputeDomains to watch: those that something here waits for."""
+    """The ComputeDomains to watch: those that something here waits for, and that of a label which lingers."""
     imex: int = 0
     """The number of the outstanding read of the host's IMEX; 0 without one."""
 
@@ -86,6 +86,6 @@ def domains_wanted(state: NodeState) -> DomainsWanted:
             for uid, view in domains.views.items()
             if view.refresh.outstanding is not None
         ),
-        waited_for(domains),
+        watched(domains),
         imex.refresh.outstanding or 0,
     )

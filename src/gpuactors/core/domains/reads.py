@@ -2,7 +2,8 @@
 changes.
 
 A claim asks for both anew when it comes, and while it waits they are read again: soon after somebody has touched the
-objects, else every DOMAIN_READ_S. Must not decide what a result means for a claim.
+objects, else every DOMAIN_READ_S. The domain of a label that lingers is read once, and when somebody has touched it.
+Must not decide what a result means for a claim.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def imex_asked(domains: Domains) -> Domains:
 
 
 def touched(domains: Domains) -> Domains:
-    """Read the domains that claims wait for again, as a ComputeDomain or a clique was touched."""
-    for uid in waited_for(domains):
+    """Read the domains that are of interest again, as a ComputeDomain or a clique was touched."""
+    for uid in watched(domains):
         domains = domain_asked(domains, uid)
     return domains
 
@@ -116,9 +117,11 @@ def without_nodes(facts: ImexFacts) -> str:
 
 
 def on_state_changed(domains: Domains, at: float) -> Domains:
-    """Forget domains without a claim, and read what claims wait for now or soon."""
+    """Forget domains without a claim or label, and read what is of interest now or soon."""
     entries = domains.claims.entries.values()
     uids = {config.domain for entry in entries if (config := domain_of(entry).config) is not None}
+    if (lingering := label.lingering(domains)) is not None:
+        uids.add(lingering)
     if not domains.views.keys() <= uids:
         domains = replace(domains, views={u: v for u, v in domains.views.items() if u in uids})
     waited = waited_for(domains)
@@ -137,6 +140,16 @@ def on_state_changed(domains: Domains, at: float) -> Domains:
     if imex.refresh.outstanding is not None or imex.refresh.due_at <= at + wait_s:
         return domains
     return replace(domains, imex=replace(imex, refresh=imex.refresh.due_by(at + wait_s)))
+
+
+def lingering_read(domains: Domains) -> Domains:
+    """Read the domain of a label that lingers, once after that began: it may have ended before it was watched."""
+    uid = label.lingering(domains)
+    if uid is None:
+        return domains
+    view = domains.views.get(uid, DomainView())
+    is_read = view.number > domains.label.lingers_from or view.refresh.outstanding is not None or view.problem
+    return domains if is_read else domain_asked(domains, uid)
 
 
 def _imex_look_s(domains: Domains, *, is_waited_for: bool) -> float:
@@ -169,12 +182,15 @@ def waited_for(domains: Domains) -> tuple[DomainUid, ...]:
     """Return the domains that a claim waits for, or the label, which is added only if the domain is there."""
     waiting = (domain_of(e).config for e in domains.claims.entries.values() if e.state in _WAIT)
     uids = [config.domain for config in waiting if config is not None]
-    if (needed := label.wanted_of(domains)) is not None and not _is_gone(domains, needed):
-        uids.append(needed)
+    if (needed := label.wanted_of(domains)) is not None:
+        view = domains.views.get(needed)
+        if view is None or not view.is_gone:
+            uids.append(needed)
     return tuple(dict.fromkeys(uids))
 
 
-def _is_gone(domains: Domains, uid: DomainUid) -> bool:
-    """Return whether the domain was read, and is missing or being deleted: it does not come back."""
-    view = domains.views.get(uid)
-    return view is not None and view.number > 0 and (view.domain is None or view.domain.is_deleted)
+def watched(domains: Domains) -> tuple[DomainUid, ...]:
+    """Return the domains whose changes are of interest: those that are waited for, and that of a label that
+    lingers."""
+    lingering = label.lingering(domains)
+    return tuple(dict.fromkeys([*waited_for(domains), *([lingering] if lingering is not None else [])]))

@@ -59,6 +59,7 @@ def on_state_changed(before: NodeState, state: NodeState, at: float) -> Stepped:
     if not is_serving(state):  # another daemon may change the label: what is known of it is of no use
         return _with(state, replace(domains, label=Label())), []
     domains, effects = label.decided(reads.on_state_changed(domains, at), at)
+    domains = reads.lingering_read(domains)
     state = _with(state, domains)
     if (after := offered(state.domains)) is not state.domains:
         state = replace(state, domains=after)

@@ -60,6 +60,8 @@ class Label(Struct, frozen=True, gc=False):
     lingers_until: float = math.inf
     """When the label is removed, as no claim of its domain is left; infinite while it has a reason to stay, or is to go
     at once."""
+    lingers_from: int = 0
+    """The last number issued when that began: an earlier read does not say whether the domain lives."""
     unsure: bool = False
     """True if the present value is not known: a patch has failed, or met another label than was read."""
     problem: str = ""
@@ -99,6 +101,11 @@ class DomainView(Struct, frozen=True, gc=False):
     """When the first read in a row showed a clique in which this node is not Ready; minus infinity if the last read did
     not."""
 
+    @property
+    def is_gone(self) -> bool:
+        """True if it was read, and is missing or being deleted: it does not come back."""
+        return self.number > 0 and (self.domain is None or self.domain.is_deleted)
+
     def is_ready_by_clique(self, node: str) -> bool:
         """Return whether this node's daemon is Ready by the clique, which the daemons write themselves."""
         return self.clique is not None and node in self.clique.ready_nodes
@@ -130,7 +137,7 @@ class Domains(Struct, frozen=True, gc=False, eq=False):
     """The last issued number."""
     label: Label = Label()
     views: Mapping[DomainUid, DomainView] = field(default_factory=dict)
-    """The domain of each claim here, as last read."""
+    """The domain of each claim here, and of a label that lingers, as last read."""
     imex: ImexView = ImexView()
     strangers: tuple[ClaimedDevice, ...] | None = ()
     """The claims of this driver that kubelet lists and that are not here, as another program has prepared them; None

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from gpuactors.config.reload import FOLLOWED, OF_READING, changed
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import ConfigUnused, ConfigUsed
 from gpuactors.core.values.selector import parse_selector
-from gpuactors.daemon.config_file import SETTLE_S, ConfigFile
+from gpuactors.daemon.config_file import REFUSED_BACKOFF_JITTER, REFUSED_BACKOFF_S, SETTLE_S, ConfigFile
 
 BIG = "example.com/big=vendor=10de,device=2330"
 
@@ -175,7 +176,62 @@ async def test_a_file_whose_entries_cannot_be_matched_now_is_read_again(
     assert await file.look() == ConfigUnused("the Node cannot be read")
     assert await file.look() is None
     away = False
+    await trio.sleep(REFUSED_BACKOFF_S[0])
     assert await file.look() == ConfigUsed((), first.config.selectors, ())
+
+
+class Counted:
+    """Resolves the file, and counts how often."""
+
+    def __init__(self, place: Place) -> None:
+        self._again = partial(resolve, {"config": str(place.path)}, {})
+        self.reads = 0
+
+    def __call__(self) -> Resolved:
+        self.reads += 1
+        return self._again()
+
+
+async def read_at(file: ConfigFile, counted: Counted, looks: int) -> list[float]:
+    """When the file was read, of so many looks."""
+    times: list[float] = []
+    for _ in range(looks):
+        await trio.sleep(CONFIG_LOOK_S)
+        before = counted.reads
+        await file.look()
+        times += [trio.current_time()] * (counted.reads - before)
+    return times
+
+
+async def test_a_refused_file_that_stays_as_it_is_is_read_again_later_each_time(
+    place: Place, autojump_clock: MockClock
+) -> None:
+    counted = Counted(place)
+    file = ConfigFile(counted(), counted)
+    place.put("[")
+    times = await read_at(file, counted, 200)
+    pauses = [after - before for before, after in pairwise(times)]
+    assert len(pauses) > len(REFUSED_BACKOFF_S)
+    for pause_s, plain_s in zip_longest(
+        pauses, REFUSED_BACKOFF_S[: len(pauses)], fillvalue=REFUSED_BACKOFF_S[-1]
+    ):
+        assert plain_s * (1 - REFUSED_BACKOFF_JITTER) <= pause_s <= plain_s + CONFIG_LOOK_S + 2 * SETTLE_S
+
+
+async def test_a_refused_file_that_changes_is_read_at_once_and_the_pauses_begin_anew(
+    place: Place, autojump_clock: MockClock
+) -> None:
+    counted = Counted(place)
+    file = ConfigFile(counted(), counted)
+    place.put("[")
+    await read_at(file, counted, 100)
+    place.put('{"selekt": []}')
+    first, second = (await read_at(file, counted, 4))[:2]
+    assert trio.current_time() - first > 3 * CONFIG_LOOK_S, "the next look reads it"
+    assert second - first <= REFUSED_BACKOFF_S[0] + CONFIG_LOOK_S + 2 * SETTLE_S
+    place.put(json.dumps({"select": ["vendor=1002"]}))
+    assert isinstance(await file.look(), ConfigUsed)
+    assert await read_at(file, counted, 100) == [], "a file in use is read once"
 
 
 async def test_the_watcher_posts_each_change_at_its_next_look(

@@ -186,8 +186,12 @@ def test_a_reader_of_other_selectors(tree: HostTree) -> None:
     by_nobody = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=1002"),), PciIds.open(None))
     assert by_nobody.choosing(None) is by_nobody
     assert by_nobody.choosing((parse_selector("vendor=1002"),)) is by_nobody
-    (found,) = by_nobody.choosing((parse_selector("vendor=10de"),)).scan()
+    other = by_nobody.choosing((parse_selector("vendor=10de"),))
+    (found,) = other.scan()
     assert (found.address, by_nobody.scan()) == (GPU.address, ())
+    assert by_nobody.choosing((parse_selector("vendor=10de"),)) is other, "each scan asks for the same"
+    (nic,) = by_nobody.choosing((parse_selector("vendor=8086"),)).scan()
+    assert nic.address == NIC.address
 
 
 def test_a_host_without_an_iommu(tree: HostTree) -> None:

@@ -2,7 +2,8 @@
 away, those that were read last, from the file `node-labels.json` in the state directory.
 
 A file of its own: only nodes whose configuration matches by labels, and has none of its own, import it. It runs before
-the daemon, as settings follow from it. Must not try a request again: kubelet starts the container again.
+the daemon, as settings follow from it, and in a thread when a changed file is read. Must not try a request again:
+kubelet starts the container again, and a refused file is read again.
 """
 
 from __future__ import annotations

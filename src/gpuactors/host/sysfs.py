@@ -79,7 +79,7 @@ _NO_GROUP: Final = IommuGroup()
 class SysfsReader:
     """Reads the selected functions, those that share an IOMMU group with them, and the physical function of each SR-IOV
     virtual function among these. Keeps nothing between calls but
-    the first count of errors of the port above each."""
+    the first count of errors of the port above each, and the last reader of other selectors."""
 
     def __init__(
         self,
@@ -102,12 +102,16 @@ class SysfsReader:
         self._first_port_errors: dict[PciAddress, tuple[int | None, int | None]]
         self._first_port_errors = of._first_port_errors if of is not None else {}
         """The presence of each function, and the count of the port above when it was first read."""
+        self._other = self
+        """The reader that `choosing` returned last: after a reload all scans and inspections ask for the same one."""
 
     def choosing(self, selectors: tuple[Selector, ...] | None) -> SysfsReader:
         """Return a reader of what these selectors choose; None: itself."""
         if selectors is None or selectors == self._selectors:
             return self
-        return SysfsReader(self._root, selectors, self._names, self)
+        if selectors != self._other._selectors:
+            self._other = SysfsReader(self._root, selectors, self._names, self)
+        return self._other
 
     def scan(
         self,

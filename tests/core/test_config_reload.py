@@ -9,18 +9,31 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
+from gpuactors.core.events import Event
+from gpuactors.core.events.claims import ActFailed
 from gpuactors.core.events.daemon import ConfigUnused, ConfigUsed
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreferenceRequest
-from gpuactors.core.events.host import HostScanned
+from gpuactors.core.events.host import FunctionInspected, HostChanged, HostScanned
 from gpuactors.core.events.kubelet import KubeletAppeared
+from gpuactors.core.gpus.offer import why_blocked
+from gpuactors.core.gpus.returns import RETURN_RETRY_S
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.step import CALL_SETTLE_S
 from gpuactors.core.values.cause import Cause
-from gpuactors.core.values.claim import Prepared
-from gpuactors.core.values.effects import Granted, Refused
-from gpuactors.core.values.model import DeviceId, PciFunction, ResourceName, Token, device_key
+from gpuactors.core.values.claim import ActFault, ClaimsOf, DraHealth, Prepared
+from gpuactors.core.values.effects import Effect, Granted, Refused
+from gpuactors.core.values.model import (
+    DeviceId,
+    InspectedKey,
+    PciAddress,
+    PciFunction,
+    ResourceName,
+    Token,
+    device_key,
+)
 from gpuactors.core.values.own_resources import parse_model_rule, parse_rule
 from gpuactors.core.values.selector import Selector, parse_selector
+from gpuactors.core.values.slices import BlockKind, BlockReason
 from gpuactors.core.values.vgpu import VendorVgpu, parse_own_type
 from tests.core.builders import H100, SETTINGS, A, B, C, Core, allocate_call, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
@@ -162,16 +175,112 @@ def test_an_excluded_device_of_a_pod_is_read_on_and_is_gone_after_its_pod() -> N
     assert core.device_list() == {B: "Healthy"}
 
 
-def test_a_claim_keeps_its_device() -> None:
-    core = ClaimCore(gpu(A), gpu(B, 2))
-    claim = allocated(name("one"), A)
-    assert isinstance(core.answer(core.prepare(claim)), Prepared)
-    core.feed(ConfigUsed(("select",), (*SETTINGS.selectors, parse_selector(f"!address={A}")), ()))
+NOT_A: Final = (*SETTINGS.selectors, parse_selector(f"!address={A}"))
+ONE, TWO = name("one"), name("two")
+
+
+class Choosing(ClaimCore):
+    """A scan and an inspection have what the selectors choose, and what is given, as the reader of sysfs."""
+
+    def scanned(self) -> list[Effect]:
+        there = self.functions
+        self.functions = {a: f for a, f in there.items() if self._is_read(a)}
+        try:
+            return super().scanned()
+        finally:
+            self.functions = there
+
+    def _answer(self) -> Event | None:
+        event = super()._answer()
+        if isinstance(event, FunctionInspected) and not self._is_read(event.address):
+            return replace(event, functions=())
+        return event
+
+    def _is_read(self, address: InspectedKey) -> bool:
+        wanted = project(self.state).inspections
+        excluded = {s.address for s in wanted.selectors if s.exclude}
+        return address not in excluded or address in wanted.given
+
+
+def claimed(driver: str = "vfio-pci") -> Choosing:
+    """The claim `one` has A, which the file excludes then, and the claim `two` was given it as well."""
+    core = Choosing(gpu(A, driver=driver), gpu(B, 2))
+    core.created(allocated(ONE, A), allocated(TWO, A))
+    assert isinstance(core.answer(core.prepare(ONE)), Prepared)
+    core.feed(ConfigUsed(("select",), NOT_A, ()))
     core.scanned()
-    assert isinstance(core.answer(core.prepare(claim)), Prepared), "kubelet asks again after its restart"
+    return core
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", "nvidia"])
+def test_a_claim_keeps_its_device_and_gives_it_back(driver: str) -> None:
+    core = claimed(driver)
+    assert isinstance(core.answer(core.prepare(ONE)), Prepared), "kubelet asks again after its restart"
     assert core.state.gpus.reserved.keys() == {device_key(A)}
-    core.unprepare(claim.name)
+    assert core.logged("claim.astray") == []
+    core.unprepare(ONE)
+    assert core.driver(A) == driver
     assert device_key(A) not in core.state.offered.devices
+    core.feed(HostChanged(PciAddress(A), None, "change pci"))
+    assert A not in core.state.host.functions, "it is read no more"
+
+
+def test_a_device_that_its_claim_alone_keeps_is_offered_as_not_selected_and_judged() -> None:
+    core = claimed()
+    kept = core.state.offered.devices[device_key(A)]
+    assert (kept.claimed, kept.blocked) == (True, BlockReason(BlockKind.UNHEALTHY, "NotSelected"))
+    assert "no selector matches it (--select)" in why_blocked(core.state, device_key(A))
+    assert [h.health for h in core.wanted.health] == [DraHealth.HEALTHY, DraHealth.HEALTHY]
+    core.changed(replace(gpu(A), has_fatal_errors=True))
+    assert [h.health for h in core.wanted.health] == [DraHealth.UNHEALTHY, DraHealth.HEALTHY]
+
+
+def test_a_device_that_is_not_selected_and_is_plugged_in_again_is_its_claims() -> None:
+    core = claimed()
+    core.unplugged(A)
+    assert len(core.logged("claim.astray")) == 1
+    core.changed(gpu(A))
+    assert isinstance(core.answer(core.prepare(ONE)), Prepared)
+
+
+def test_another_claim_does_not_get_a_device_that_is_not_selected_any_more() -> None:
+    core = claimed()
+    assert "no selector matches it (--select)" in core.refusal(core.prepare(TWO))
+    core.unprepare(ONE)
+    core.feed(HostChanged(PciAddress(A), None, "change pci"))
+    assert "or no selector matches it any more" in core.refusal(core.prepare(TWO))
+
+
+def test_a_return_that_is_owed_is_made_although_the_device_is_not_selected_any_more() -> None:
+    core = claimed("nvidia")
+    core.held_back = {"device"}
+    core.unprepare(ONE)
+    (act,) = core.wanted.devices.values()
+    core.feed(ActFailed(act.number, "nvidia is not loaded", ActFault.NO_DRIVER, driver_kind=ClaimsOf.GPUS))
+    assert core.state.gpus.owed.keys() == {device_key(A)}
+    core.feed(HostChanged(PciAddress(A), None, "change pci"))
+    core.held_back = set()
+    core.pass_time(RETURN_RETRY_S + 1)
+    assert core.driver(A) == "nvidia"
+
+
+@pytest.mark.parametrize("first", ["scan", "checkpoint"])
+def test_a_daemon_that_starts_with_narrower_selectors_reads_the_device_of_a_claim(first: str) -> None:
+    before = claimed()
+    core = Choosing(settings=before.state.daemon.settings, disk=before.disk)
+    core.functions, core.api = before.functions, before.api
+    if first == "scan":
+        core.held_back = {"load"}
+        core.scanned()
+        assert A not in core.state.host.functions
+        core.held_back = set()
+        core.feed_answers()
+    else:
+        core.feed_answers()
+        core.scanned()
+    assert A in core.state.host.functions
+    assert isinstance(core.answer(core.prepare(ONE)), Prepared)
+    assert core.logged("claim.astray") == []
 
 
 def test_a_call_that_waits_is_answered_by_what_is_there_when_it_ends() -> None:

@@ -29,7 +29,7 @@ DRIFT: Final = (
     Mutation(
         "files are healed at a start before their devices were seen",
         "core/gpus/placement.py",
-        "            return state.host.scanned and keys.isdisjoint(state.gpus.settled)\n",
+        "            return state.host.scanned and keys.isdisjoint(gpus.settled) and keys.isdisjoint(gpus.left_out)\n",
         "            return True\n",
         f"{_CORE}::test_missing_files_are_written_after_a_start_only_when_the_device_was_seen",
     ),

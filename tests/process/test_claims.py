@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tests.process.daemon import WAIT_S, DaemonProcess, eventually, gpuactors
 from tests.process.node import H100, HEALTHY, Node, address, open_node
 from tests.process.test_domains import Call
 from tests.process.test_endpoints import metrics, page
+from tests.process.test_reload import AT_ONCE, Mounted
 from tests.support.claims import DRIVER, NODE, Api, device_of, plugin_of, prepare, unprepare, write_kubeconfig
 from tests.support.mounts import mount, tmpfs
 from tests.support.nvidia_checkpoint import GPUS, prepared, their_checkpoint, vfio
@@ -32,13 +33,14 @@ def claims_node(**plugged: str) -> Iterator[tuple[Node, Api, Path]]:
         yield node, api, node.directory / "cdi"
 
 
-def daemon_of(node: Node, cdi: Path, *words: str) -> DaemonProcess:
+def daemon_of(node: Node, cdi: Path, *words: str, bounds: Mapping[str, float] | None = None) -> DaemonProcess:
     return node.daemon(
         "--dra=on",
         f"--node-name={NODE}",
         f"--kubeconfig={node.directory / 'kubeconfig'}",
         f"--cdi-dir={cdi}",
         *words,
+        bounds=bounds,
     )
 
 
@@ -68,6 +70,48 @@ def test_a_pre_bound_gpu_from_slice_to_unprepare() -> None:
             assert node.tree.driver_of(gpu) == "vfio-pci"
             node.wait_device_lists({H100: {gpu: HEALTHY, address(0x24): HEALTHY}})
         daemon.wait_event("claim.unprepared", claim="default/one")
+
+
+def test_a_claim_keeps_a_gpu_that_a_changed_file_excludes_also_under_the_next_daemon() -> None:
+    gpu, other = address(0x23), address(0x24)
+    with claims_node(g23="vfio-pci", g24="vfio-pci") as (node, api, cdi):
+        mounted = Mounted(node.directory / "config")
+        mounted.put({})
+        words = (f"--config={mounted.path}", "--reload=on")
+        left_out = f"{gpu} is no device that is offered here: no selector matches it (--select)"
+        one, two = api.claim("one", gpu), api.claim("two", gpu)
+        with daemon_of(node, cdi, *words, bounds=AT_ONCE) as daemon, plugin_of(node.kubelet_dir) as plugin:
+            first = prepare(plugin, "one", one)
+            assert first.error == ""
+            eventually(lambda: api.devices() == [device_of(gpu), device_of(other)], "the slice")
+            files = {path: path.read_bytes() for path in cdi.iterdir()}
+            mounted.put({"select": ["vendor=10de", f"!address={gpu}"]})
+            node.wait_device_lists({H100: {other: HEALTHY}})
+            eventually(lambda: api.taints(gpu) == {"NotSelected"}, "the taint")
+            assert prepare(plugin, "one", one) == first
+            assert prepare(plugin, "two", two).error == left_out
+            check_kept(node, gpu)
+        # Its first scan begins before it has read the checkpoint.
+        with daemon_of(node, cdi, *words, bounds=AT_ONCE) as after, plugin_of(node.kubelet_dir) as plugin:
+            node.wait_device_lists({H100: {other: HEALTHY}})
+            assert prepare(plugin, "one", one) == first
+            assert {path: path.read_bytes() for path in cdi.iterdir()} == files
+            check_kept(node, gpu)
+            assert unprepare(plugin, "one", one).error == ""
+            assert list(cdi.iterdir()) == []
+            assert prepare(plugin, "two", two).error != ""
+            mounted.put({})
+            node.wait_device_lists({H100: {gpu: HEALTHY, other: HEALTHY}})
+            assert prepare(plugin, "two", two).error == ""
+        assert "claim.astray" not in {line["event"] for line in (*daemon.log, *after.log)}
+
+
+def check_kept(node: Node, gpu: str) -> None:
+    """What an operator is told of a GPU that a claim has, and no selector chooses."""
+    explained = gpuactors("explain", gpu, *node.directories).stdout
+    assert explained.startswith(f"{gpu}  (not selected any more)"), explained
+    assert "claimed: claim default/one has it (Prepared)" in explained
+    assert "delete the pod" not in explained
 
 
 def test_a_class_with_a_resource_of_the_device_plugin_is_said_once_at_the_start() -> None:

@@ -111,6 +111,14 @@ class Api:
         slices = self.do(self.server.slices, driver)
         return sorted(d["name"] for s in slices for d in s["spec"].get("devices") or ())
 
+    def taints(self, address: str) -> set[str]:
+        """The values of the taints of a GPU in the slices."""
+        slices = self.do(self.server.slices, DRIVER)
+        devices = (
+            d for s in slices for d in s["spec"].get("devices") or () if d["name"] == device_of(address)
+        )
+        return {taint["value"] for d in devices for taint in d.get("taints") or ()}
+
 
 def device_of(address: str) -> str:
     """The name in the slices of the device with this PCI address, or of a mediated device with this UUID."""

@@ -7,7 +7,7 @@ itself. Must not decide anything again: health and reason are the advertised one
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gpuactors.control.claims_view import ago, claims_view, device_of_claims_view
@@ -50,6 +50,7 @@ from gpuactors.core.values.model import (
 )
 from gpuactors.core.values.owner import Owner
 from gpuactors.core.values.partition import PartitionId
+from gpuactors.core.values.status import Reason
 
 AGELESS: Final = -math.inf
 """The time of a view without ages: every age is 0 or None, so two views of the same facts are equal."""
@@ -238,14 +239,18 @@ def _releases(
 
 
 def _gone_devices(state: NodeState, at: float) -> Iterable[DeviceView]:
-    """Return the devices that are gone: still listed because a pod has them, or known from their history."""
+    """Return the devices that are gone or not selected any more: still listed because a pod has them, kept by a claim,
+    or known from their history."""
     index = state.index
     listed = {
         a.key: (resource, a)
         for resource, device_list in state.published.device_lists.items()
         for a in device_list
     }
-    for device in (listed.keys() | state.published.history.keys()) - index.devices.keys():
+    kept = (
+        listed.keys() | state.published.history.keys() | (state.gpus.reserved.keys() & index.present.keys())
+    )
+    for device in kept - index.devices.keys():
         resource, entry = listed.get(device, ("", None))
         owner = index.owners.get(device)
         yield _gone(device, resource, entry, owner, state, at)
@@ -260,6 +265,8 @@ def _gone(
     at: float,
 ) -> DeviceView:
     history = state.published.history.get(device, ())
+    why = _why_gone(state, device, history)
+    is_gone = entry is not None or why.cause is Cause.GONE
     return DeviceView(
         address=device,
         id=entry.id if entry is not None else device,
@@ -274,18 +281,27 @@ def _gone(
         model=None,
         resource=resource,
         health=str(entry.health) if entry is not None else NOT_LISTED,
-        cause=str(entry.cause if entry is not None else Cause.GONE),
-        reason=entry.reason if entry is not None else gone(device).message,
+        cause=str(entry.cause if entry is not None else why.cause),
+        reason=entry.reason if entry is not None else why.message,
         owner=owner.name if owner is not None else None,
         holders=(),
         history=_changes(history, at),
-        remedy="delete the pod: its GPU will not come back to it" if owner is not None else None,
+        remedy="delete the pod: its GPU will not come back to it" if owner is not None and is_gone else None,
         listed=entry is not None,
+        for_claims=device_of_claims_view(state, device) if not is_gone else None,
         since_s=ago(history[-1].at if history else -math.inf, at),
         calls=_calls(state, device, at),
         vm=(owner.vm or None) if owner is not None else None,
         releases=_releases(state, device, None, at),
     )
+
+
+def _why_gone(state: NodeState, device: DeviceKey, history: Sequence[Transition]) -> Reason:
+    """Return why a device is not in the index. One that is not selected any more is read as long as a claim has it."""
+    is_left_out = bool(history) and history[-1].cause is Cause.NOT_SELECTED
+    if is_left_out or device in state.index.present:
+        return Reason(Cause.NOT_SELECTED, "no selector matches it any more (--select)")
+    return gone(device)
 
 
 def _changes(history: Iterable[Transition], at: float) -> tuple[Change, ...]:

@@ -575,7 +575,7 @@ def canonical(node: Node) -> object:
         of_claims(claims, ranks, node.at),
         tuple(seen_early(state, entry.since_at) for entry in claims.entries.values()),
         frozenset(gpus.original_drivers.items()),
-        (gpus.acted, frozenset(gpus.reserved.items())),
+        (gpus.acted, gpus.left_out, frozenset(gpus.reserved.items())),
         frozenset((a, r.claim, ranks[r.since]) for a, r in gpus.returned.items()),
         frozenset((a, ranks[n]) for a, n in gpus.settled.items()),
         frozenset((a, o.gpu, bool(o.act), o.retry_at - node.at) for a, o in gpus.owed.items()),

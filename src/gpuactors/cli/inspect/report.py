@@ -34,6 +34,7 @@ from gpuactors.control.view import (
     ReleaseView,
     ResourceView,
 )
+from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.quote import quoted_id
 
 # --- inspect ----------------------------------------------------------------------------------------------
@@ -650,7 +651,8 @@ def _call(call: LastCallView, inspected: Inspected) -> str:
 
 def _title_of(device: DeviceView) -> str:
     if not device.present:
-        return f"{device.address}  (not on this node any more)"
+        is_left_out = device.cause == Cause.NOT_SELECTED
+        return f"{device.address}  (not {'selected' if is_left_out else 'on this node'} any more)"
     if not (device.vendor or device.model):  # its parent is no PCI function
         return f"{device.address}  {device.profile or 'unknown model'}"
     return f"{device.address}  {cards.described(device)}"

@@ -14,7 +14,7 @@ from gpuactors.core.claims.driver import DeviceAct
 from gpuactors.core.events.claims import ActDone, ActFailed, CheckpointRead
 from gpuactors.core.gpus import fitness, placement, returns
 from gpuactors.core.gpus.exclusion import has_another_owner, with_companions
-from gpuactors.core.gpus.reads import read_again
+from gpuactors.core.gpus.reads import read_again, with_left_out
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import (
     ClaimedGpu,
@@ -54,8 +54,8 @@ class GpuActs:
         gpus = replace(
             state.gpus, original_drivers=original_drivers, acted=frozenset(acted), settled=unseen, owed=owed
         )
-        operator = gpus.settings.operator
-        return replace(state, gpus=gpus), [
+        operator, addresses = gpus.settings.operator, [function_address(gpu.key) for gpu in claimed]
+        return with_left_out(replace(state, gpus=gpus), addresses), [
             with_gpus(stored, [_with_operators_list(operator, gpu) for gpu in gpus_of(stored).gpus])
             for stored in event.entries
         ]

@@ -18,7 +18,7 @@ from gpuactors.core.gpus.exclusion import (
     not_given,
     of_the_host,
 )
-from gpuactors.core.gpus.reads import keys_of, read_at_once, seen_again, with_reads
+from gpuactors.core.gpus.reads import keys_of, looked_for, read_at_once, seen_again, with_reads
 from gpuactors.core.gpus.reservation import claimed_gpu, with_reserved, with_whole_groups
 from gpuactors.core.kinds.table import key_of
 from gpuactors.core.state import NodeState
@@ -37,7 +37,7 @@ class GpuClaiming:
     def on_state_changed(self, before: NodeState, state: NodeState) -> NodeState:
         if returns.UNSEEN in state.gpus.settled.values():
             state = read_at_once(state)
-        gpus = returns.on_state_changed(before, state)
+        gpus = looked_for(state, returns.on_state_changed(before, state))
         gpus = with_reserved(before.gpus, seen_again(state, gpus))
         return replace(state, gpus=fitness.on_state_changed(before, state, gpus))
 
@@ -45,7 +45,11 @@ class GpuClaiming:
         configs = config.chosen(claim)
         if isinstance(configs, ConfigFault):
             return Reason(Cause.INVALID_CONFIGURATION, configs.sentence)
-        return not_given(state, allocated_devices(claim)) if state.host.scanned else None
+        if not state.host.scanned:
+            return None
+        entry = state.gpus.claims.entries.get(claim.name.uid)
+        own = [gpu.key for gpu in gpus_of(entry).gpus] if entry is not None else ()
+        return not_given(state, allocated_devices(claim), own)
 
     def with_claim(self, entry: ClaimRecord, claim: Claim) -> ClaimRecord:
         return replace(entry, claim=claim)

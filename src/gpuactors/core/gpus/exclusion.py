@@ -84,18 +84,20 @@ def hosts_fabric(state: NodeState) -> str:
     return f"{bridges[0]} is the bridge to its NVSwitches, and on a driver of the host" if bridges else ""
 
 
-def not_given(state: NodeState, names: Iterable[str]) -> Reason | None:
-    """Return why this node cannot give one of these devices; None if it can give all."""
+def not_given(state: NodeState, names: Iterable[str], own: Collection[DeviceKey] = ()) -> Reason | None:
+    """Return why this node cannot give one of these devices; None if it can give all. The claim keeps its `own`,
+    whatever is selected now."""
     index = state.index
     for name in names:
         key = key_of(name)
         if key is None:
             return Reason(Cause.UNKNOWN_ID, _no_device(name))
         if (device := index.present.get(key)) is None:
-            return Reason(Cause.GONE, f"{key} is gone from this node")
+            unread = f"{key} is gone from this node, or no selector matches it any more (--select)"
+            return Reason(Cause.GONE, unread)
         if (never := kind_of(device).never_given(device)) is not None:
             return _about(key, never)
-        if key not in index.devices:
+        if key not in index.devices and key not in own:
             unselected = f"{key} is no device that is offered here: no selector matches it (--select)"
             return Reason(Cause.NOT_SELECTED, unselected)
     return None
@@ -122,7 +124,8 @@ def conflict(state: NodeState, entry: ClaimRecord) -> Conflict | None:
     if not state.host.scanned or not state.kubelet.ledger.tried:
         late = Cause.LEDGER_LATE if state.host.scanned else Cause.INSPECTION_LATE
         return Conflict(Reason(late, "the node has not been read yet"))
-    if missing := not_given(state, allocated_devices(entry.claim)):
+    own = [gpu.key for gpu in gpus_of(entry).gpus]
+    if missing := not_given(state, allocated_devices(entry.claim), own):
         return Conflict(missing, is_final=True)
     names = exclusive_devices(entry.claim)
     keys = tuple(key for name in names if (key := key_of(name)) is not None)

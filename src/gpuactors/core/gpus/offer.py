@@ -14,7 +14,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuactors.core.gpus.exclusion import hosts_fabric
+from gpuactors.core.assessment.blockers import blocker_of
+from gpuactors.core.gpus.exclusion import hosts_fabric, not_given
 from gpuactors.core.kinds.kind import Act
 from gpuactors.core.kinds.presence import gone
 from gpuactors.core.kinds.sets import KnownSets, set_attributes, with_attributes
@@ -39,6 +40,7 @@ from gpuactors.core.values.slices import BlockKind, BlockReason, Offer, OfferedD
 from gpuactors.core.values.status import Assessment, Reason
 
 _GONE: Final = BlockReason(BlockKind.UNHEALTHY, str(Cause.GONE))
+_NOT_SELECTED: Final = BlockReason(BlockKind.UNHEALTHY, str(Cause.NOT_SELECTED))
 
 _NO_ATTRIBUTES: Final[Mapping[str, int | str | None]] = {}
 
@@ -56,7 +58,8 @@ class _Inputs(Struct, frozen=True, gc=False):
     pool: str
     device: Device | None
     """The device; None if it is not there, or no selector chooses it and no pod has it."""
-    is_there: bool
+    present: Device | None
+    """The device, whatever the selectors choose; None if it is not there."""
     is_selected: bool
     assessment: Assessment | None
     claimed_as: str
@@ -123,7 +126,7 @@ def _offered(
             key=key,
             pool=settings.pool,
             device=devices.get(key),
-            is_there=key in present,
+            present=present.get(key),
             is_selected=key in selected,
             assessment=assessments.get(key),
             claimed_as=reserved[key].device if key in reserved else "",
@@ -158,7 +161,7 @@ def _offer_each(inputs: _Inputs) -> tuple[OfferedDevice | None, DeviceHealth]:
             offer = replace(offer, blocked=_blocked(device, assessment, inputs.bind_blocker, inputs.fabric))
     elif offer is not None:
         # A pool never lacks an allocated device: it stays until its claim ends.
-        offer = replace(offer, claimed=True, blocked=_GONE)
+        offer = replace(offer, claimed=True, blocked=_GONE if inputs.present is None else _NOT_SELECTED)
     return offer, _health(inputs)
 
 
@@ -186,13 +189,14 @@ def _placed(state: NodeState) -> frozenset[DeviceKey]:
 
 
 def why_blocked(state: NodeState, key: DeviceKey) -> str:
-    """Return why the device must not be given to a claim now, as a sentence; empty if it may, or is not there."""
+    """Return why the device must not be given to a claim now, as a sentence; empty if it may, or is not offered."""
     device, assessment = state.index.devices.get(key), state.assessments.get(key)
     if device is None or assessment is None:
-        return ""
+        left = not_given(state, [slice_name(key)]) if key in state.offered.devices else None
+        return left.message if left is not None else ""
     if assessment.holding is not None:
         return assessment.holding.reason.message
-    if (fault := _fault(device, assessment, hosts_fabric(state))) is not None:
+    if (fault := _fault(device, assessment.blocker, hosts_fabric(state))) is not None:
         return fault.message
     fitness = state.gpus.fitness.get(key)
     return fitness.bind_blocker.message if fitness is not None and fitness.bind_blocker is not None else ""
@@ -205,7 +209,7 @@ def _blocked(
         cause = assessment.holding.reason.cause
         # Kubelet lists the pod half a second after its allocation: with one cause the slice changes once.
         return BlockReason(BlockKind.HELD, str(Cause.ALLOCATED if cause is Cause.JUST_ALLOCATED else cause))
-    if (fault := _fault(device, assessment, fabric)) is not None:
+    if (fault := _fault(device, assessment.blocker, fabric)) is not None:
         return BlockReason(BlockKind.UNHEALTHY, str(fault.cause))
     if bind_blocker is None:
         return None
@@ -213,11 +217,12 @@ def _blocked(
     return BlockReason(BlockKind.HELD if held else BlockKind.UNHEALTHY, str(bind_blocker.cause))
 
 
-def _fault(device: Device, assessment: Assessment, fabric: str, *, is_placed: bool = False) -> Reason | None:
-    """Return why no claim could use the device, whoever has it now; None if one could. `is_placed` is true if a claim
-    has bound it, and does not bind it again while its virtual machine runs."""
+def _fault(device: Device, blocker: Reason | None, fabric: str, *, is_placed: bool = False) -> Reason | None:
+    """Return why no claim could use the device, whoever has it now; None if one could. `blocker`: why no virtual
+    machine could. `is_placed` is true if a claim has bound it, and does not bind it again while its virtual machine
+    runs."""
     kind = kind_of(device)
-    blocker = kind.never_given(device) or assessment.blocker
+    blocker = kind.never_given(device) or blocker
     ignored = OF_A_PART if is_placed else _BOUND_BY_CLAIMS if Act.BIND in kind.acts else frozenset()
     if blocker is not None and blocker.cause not in ignored:
         return blocker
@@ -226,11 +231,13 @@ def _fault(device: Device, assessment: Assessment, fabric: str, *, is_placed: bo
 
 def _health(inputs: _Inputs) -> DeviceHealth:
     """Return the health that kubelet shows in the status of the pod that has the device. A device in use is healthy."""
-    pool, name, fault = inputs.pool, slice_name(inputs.key), None
-    if not inputs.is_there:
+    pool, name = inputs.pool, slice_name(inputs.key)
+    if inputs.present is None:
         return DeviceHealth(pool, name, DraHealth.UNHEALTHY, gone(inputs.key).message)
-    if inputs.device is not None and inputs.assessment is not None:
-        fault = _fault(inputs.device, inputs.assessment, inputs.fabric, is_placed=inputs.is_placed)
+    # Without an assessment a claim has it, and no selector chooses it any more.
+    seen = inputs.assessment
+    blocker = seen.blocker if seen is not None else blocker_of(inputs.present, None, None)
+    fault = _fault(inputs.present, blocker, inputs.fabric, is_placed=inputs.is_placed)
     if fault is not None:
         return DeviceHealth(pool, name, DraHealth.UNHEALTHY, fault.message)
     return DeviceHealth(pool, name, DraHealth.HEALTHY, "")

@@ -26,7 +26,7 @@ from gpuactors.core.state.claims import FILES, ClaimedGpu, ClaimRecord, gpus_of
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import OWNING, ClaimState
 from gpuactors.core.values.inventory import inspected_keys
-from gpuactors.core.values.model import DeviceKey, InspectedKey, PciFunction
+from gpuactors.core.values.model import DeviceKey, InspectedKey, PciFunction, function_address
 from gpuactors.core.values.quote import quoted_id
 from gpuactors.core.values.status import Reason
 
@@ -72,10 +72,11 @@ def _inspected_keys(index: Index, entry: ClaimRecord) -> Iterator[InspectedKey]:
 def drifted(before: NodeState, state: NodeState) -> list[tuple[ClaimRecord, Reason]]:
     """Return the claims whose files are wrong now, each with the reason. Only a change since `before`, the state before
     the event, can have moved a device."""
-    settled = state.gpus.settled
+    settled, left_out = state.gpus.settled, state.gpus.left_out
     if not state.host.scanned or (before.host is state.host and before.gpus.settled is settled):
         return []
     functions = changed_functions(before, state) | (before.gpus.settled.keys() - settled.keys())
+    functions |= before.gpus.left_out - left_out
     changed: set[InspectedKey] = {*functions, *changed_mediated(before, state)}
     groups = {index.group_of.get(DeviceKey(a)) for a in changed for index in (before.index, state.index)}
 
@@ -108,6 +109,8 @@ def drift(state: NodeState, entry: ClaimRecord) -> Reason | None:
 def _drift(state: NodeState, entry: ClaimRecord, gpu: ClaimedGpu) -> Reason | None:
     device = state.index.present.get(gpu.key)
     if device is None:
+        if function_address(gpu.key) in state.gpus.left_out:
+            return None
         return Reason(Cause.GONE, f"{gpu.key} is gone from this node")
     if (replaced := another_model(state, entry, device)) is not None:
         return replaced
@@ -158,8 +161,8 @@ def _may_be_healed(state: NodeState, entry: ClaimRecord) -> bool:
     seen in their place."""
     match entry.state:
         case ClaimState.PREPARED:
-            keys = {*_inspected_keys(state.index, entry)}
-            return state.host.scanned and keys.isdisjoint(state.gpus.settled)
+            keys, gpus = {*_inspected_keys(state.index, entry)}, state.gpus
+            return state.host.scanned and keys.isdisjoint(gpus.settled) and keys.isdisjoint(gpus.left_out)
         case ClaimState.VERIFYING:
             return is_seen(state, entry)
         case _:

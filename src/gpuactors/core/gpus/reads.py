@@ -15,7 +15,7 @@ from gpuactors.core.state.claims import ClaimedGpu
 from gpuactors.core.state.gpus import Gpus, Returned
 from gpuactors.core.values.claim import ClaimName, OriginalDriver
 from gpuactors.core.values.inventory import inspected_keys
-from gpuactors.core.values.model import DeviceKey, InspectedKey, function_address
+from gpuactors.core.values.model import DeviceKey, InspectedKey, PciAddress, function_address
 
 
 def read_at_once(state: NodeState) -> NodeState:
@@ -25,6 +25,21 @@ def read_at_once(state: NodeState) -> NodeState:
     settled = {a: since if n == returns.UNSEEN else n for a, n in gpus.settled.items() if a in seen}
     requested = inspections.ask_inspections(state.host.inspections, sorted(settled))
     return with_inspections(replace(state, gpus=replace(gpus, settled=settled)), requested)
+
+
+def with_left_out(state: NodeState, claimed: Iterable[PciAddress]) -> NodeState:
+    """Request inspections of the devices of restored claims that no scan has had: one that began before leaves out
+    those that no selector chooses."""
+    left_out = frozenset(a for a in claimed if a not in state.host.seen)
+    requested = inspections.ask_inspections(state.host.inspections, sorted(left_out))
+    return with_inspections(replace(state, gpus=replace(state.gpus, left_out=left_out)), requested)
+
+
+def looked_for(state: NodeState, gpus: Gpus) -> Gpus:
+    """Remove the devices that have been inspected from `Gpus.left_out`."""
+    host = state.host
+    left_out = gpus.left_out & host.inspections.single.keys() - host.seen.keys()
+    return replace(gpus, left_out=left_out) if len(left_out) < len(gpus.left_out) else gpus
 
 
 def read_again(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Final
 
 from msgspec import Struct
@@ -19,6 +19,7 @@ from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.partitions.outputs import NOTHING_WANTED, PartitionsWanted, partitions_wanted
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
     DeviceId,
     DeviceKey,
@@ -31,6 +32,7 @@ from gpuactors.core.values.model import (
     ResourceName,
     Role,
     Transition,
+    function_address,
     listed_by_key,
 )
 from gpuactors.core.values.selector import Selector
@@ -73,7 +75,8 @@ class InspectionsWanted(Struct, frozen=True, gc=False):
     functions: Mapping[InspectedKey, int]
     """The number of each inspection of one function or mediated device."""
     given: frozenset[PciAddress]
-    """The functions of gpuactors' resources that are allocated to pods: inspected whatever the selectors choose."""
+    """The functions of the devices that pods have by gpuactors' resources, and that claims have or are owed a return
+    of: inspected whatever the selectors choose."""
     poll: PollWanted = NO_POLL
     selectors: tuple[Selector, ...] = ()
     """The operator's selectors now. Whoever changes them requests a scan, and no earlier result shows what they
@@ -133,7 +136,7 @@ def project(state: NodeState) -> Outputs:
         inspections=InspectionsWanted(
             inspections.whole.outstanding,
             inspections.functions,
-            state.index.inspected_always,
+            _given(state.index.inspected_always, state.gpus.reserved.keys(), state.gpus.owed.keys()),
             _poll(state),
             state.daemon.settings.selectors,
         ),
@@ -148,6 +151,14 @@ def project(state: NodeState) -> Outputs:
         take_over=state.daemon.role is Role.TAKING_OVER and is_ready(state),
         stopping=state.daemon.stopping,
     )
+
+
+@memoized
+def _given(
+    of_pods: frozenset[PciAddress], of_claims: Set[DeviceKey], owed: Set[DeviceKey]
+) -> frozenset[PciAddress]:
+    """Derive `InspectionsWanted.given`."""
+    return of_pods | frozenset(map(function_address, of_claims | owed))
 
 
 def _ledger(state: NodeState) -> LedgerWanted:

@@ -89,6 +89,8 @@ class Gpus(Struct, frozen=True, gc=False):
     settled: Mapping[PciAddress, int] = field(default_factory=dict)
     """The functions that an act has brought to a driver, with the last number issued then: only later inspections show
     where they are."""
+    left_out: frozenset[PciAddress] = frozenset()
+    """The devices of claims of the checkpoint that no scan has had, until they have been looked for."""
     owed: Mapping[DeviceKey, OwedReturn] = field(default_factory=dict)
     """The returns that are owed, by the device's address."""
     fitness: Mapping[DeviceKey, Fitness] = field(default_factory=dict)

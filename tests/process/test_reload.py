@@ -101,7 +101,13 @@ def test_of_a_file_that_is_wrong_or_needs_a_restart_nothing_is_used_and_it_is_sa
             explained = gpuactors("explain", address(0x21), *node.directories).stdout
             assert "events changed, which needs a restart: nothing of the change is used" in explained
             mounted.put('{"resource": ["exam')
-            assert "cannot be read" in daemon.wait_event("config.refused")["reason"]
+            refused = daemon.wait_event("config.refused")["reason"]
+            assert "cannot be read" in refused
+            # In a pod a command has the same file.
+            done = gpuactors("explain", address(0x21), *node.directories, f"--config={mounted.path}")
+            assert done.returncode == 0
+            assert f"it is refused: {refused}" in " ".join(done.stdout.split())
+            assert "A daemon runs without this file" in done.stderr
             mounted.lead_to("..nowhere")
             eventually(
                 lambda: any("No such file" in line.get("reason", "") for line in daemon.log), "its refusal"
@@ -112,6 +118,9 @@ def test_of_a_file_that_is_wrong_or_needs_a_restart_nothing_is_used_and_it_is_sa
             explained = gpuactors("explain", address(0x21), *node.directories).stdout
             assert "Config file" not in explained
             node.assert_sound(daemon)
+        mounted.put('{"resource": ["exam')
+        done = gpuactors("explain", address(0x21), *node.directories, f"--config={mounted.path}")
+        assert done.returncode == EX_CONFIG, "no daemon runs"
 
 
 def test_reload_without_a_file_is_refused() -> None:

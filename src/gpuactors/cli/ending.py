@@ -21,11 +21,16 @@ EX_CONFIG: Final = 78
 
 def fail(text: str, code: int) -> NoReturn:
     """Write the sentence to standard error, and end the process."""
+    tell(text)
+    sys.exit(code)
+
+
+def tell(text: str) -> None:
+    """Write the sentence to standard error, if that can be written."""
     if sys.stderr is not None:
         with suppress(OSError):  # the exit code remains where the sentence cannot be written
             sys.stderr.write(f"gpuactors: {shown(text)}\n")
             sys.stderr.flush()
-    sys.exit(code)
 
 
 def shown(text: str) -> str:

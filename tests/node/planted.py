@@ -158,6 +158,27 @@ BUGS: Final = (
         "    if label.value not in label.removable:\n",
         "tests/node/test_domains.py -k a_domain_is_made_and",
     ),
+    Planted(
+        "the reader keeps the selectors of the start",
+        "src/gpuactors/host/sysfs.py",
+        "        if selectors is None or selectors == self._selectors:\n",
+        "        if selectors is None or self._selectors:\n",
+        "tests/node/test_fleet.py -k a_changed_selector",
+    ),
+    Planted(
+        "a refused file is not read again until it changes",
+        "src/gpuactors/daemon/config_file.py",
+        "        elif trio.current_time() < self._again_at:\n",
+        "        else:\n",
+        "tests/node/test_fleet.py -k a_label_that_changes",
+    ),
+    Planted(
+        "a command in the pod ends with a wrong file",
+        "src/gpuactors/cli/settings.py",
+        "        if starts or (beside := _without_file(flags)) is None:\n",
+        "        if starts or (beside := None) is None:\n",
+        "tests/node/test_fleet.py -k of_a_file_that_needs_a_restart",
+    ),
 )
 
 

@@ -1,5 +1,6 @@
 """One configuration for a fleet on a real API server: a daemon takes the entries of `nodes` that its Node's labels
-match, and `gpuactors config check` says the same of the same Node."""
+match, and `gpuactors config check` says the same of the same Node. With `reload` a daemon that runs follows its
+ConfigMap, where it can."""
 
 from __future__ import annotations
 
@@ -9,18 +10,20 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 
 from tests.node import daemonset, pods
 from tests.node.books import pod_resources
 from tests.node.claims import kill
-from tests.node.cluster import NODES, Object, eventually, kubectl
+from tests.node.cluster import NODES, Object, eventually, kubectl, kubelet_dir
 from tests.node.daemonset import NAMESPACE, Daemon
-from tests.node.fake_host import H100_RESOURCE
+from tests.node.fake_host import H100, H100_RESOURCE, L40S, L40S_RESOURCE
 from tests.node.node import Node
+from tests.node.rights import get
 from tests.support.patience import patient
 
 H: Final = H100_RESOURCE
+L: Final = L40S_RESOURCE
 LARGE: Final = "example.com/gpu-large"
 SMALL: Final = "nvidia.com/gpu-small"
 MEDIUM: Final = "nvidia.com/gpu-medium"
@@ -202,3 +205,210 @@ def test_the_overlay_of_a_fleet(node: Node) -> None:
     renewed(node)
     node.settled({H: 1})
     assert shown(node.daemon())["log_level"]["from"] != f"file {FILE}, entry 1 (labels {label}=debug)"
+
+
+# --- a ConfigMap that changes under a daemon that runs ---------------------------------------------------------------
+
+CONFIG_MAP: Final = f"/api/v1/namespaces/{NAMESPACE}/configmaps/gpuactors-config"
+ALL: Final = ["vendor=10de,class=03"]
+
+
+@final
+class Running:
+    """A daemon with `reload`, from the chart."""
+
+    def __init__(self, node: Node, values: Mapping[str, Any]) -> None:
+        self._node = node
+        self.daemon = node.install_chart(_reloading(values))
+        self._container = _container(self.daemon)
+
+    def upgrade(self, values: Mapping[str, Any]) -> None:
+        """The administrator changes the values, as `helm upgrade` does it."""
+        self._node.switch(lambda: daemonset.install_chart(_reloading(values)))
+        self._wait_mounted()
+
+    def edit(self, text: str) -> None:
+        """The administrator changes the file by `kubectl edit`."""
+        self._node.changed()
+        self._node.api.merge(CONFIG_MAP, {"data": {"gpuactors.yaml": text}})
+        self._wait_mounted()
+
+    def _wait_mounted(self) -> None:
+        """Waits until kubelet has brought the file to the node. A change of the pod has it look at once, and not within
+        a minute and a half (syncFrequency)."""
+        wanted = self._node.api.get(CONFIG_MAP)["data"]["gpuactors.yaml"]
+        volumes = kubelet_dir() / "pods" / self.daemon.uid / "volumes/kubernetes.io~configmap"
+        pod = f"/api/v1/namespaces/{NAMESPACE}/pods/{self.daemon.name}"
+
+        def is_there() -> bool:
+            (file,) = volumes.glob("*/gpuactors.yaml")
+            if file.read_text() == wanted:
+                return True
+            self._node.api.merge(pod, {"metadata": {"annotations": {"nudged": str(daemonset.now())}}})
+            return False
+
+        eventually(is_there, "the changed file on the node", poll_s=1.0)
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """The lines with this event."""
+        return [line for line in self.daemon.log() if line.get("event") == event]
+
+    def wait_logged(self, event: str, count: int = 1) -> dict[str, Any]:
+        """The last of so many lines with this event."""
+        eventually(lambda: len(self.logged(event)) >= count, f"{count} lines of {event}", poll_s=0.5)
+        lines = self.logged(event)
+        assert len(lines) == count, lines
+        return lines[-1]
+
+    def is_in_use(self) -> bool:
+        """What the metric says of the file."""
+        _, page = get(self.daemon, "/metrics")
+        (value,) = (
+            line.split()[1] for line in page.splitlines() if line.startswith("gpuactors_config_file_in_use ")
+        )
+        return float(value) == 1
+
+    def check_same(self) -> None:
+        """Nothing was started again."""
+        after = self._node.daemon()
+        assert (after, _container(after)) == (self.daemon, self._container)
+
+
+def explained(daemon: Daemon, gpu: str) -> str:
+    """What `gpuactors explain` says in the pod, in one line."""
+    return " ".join(daemon.run("explain", gpu).split())
+
+
+def _reloading(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**values, "settings": {**values["settings"], "reload": "on"}}
+
+
+def _without_rights() -> Object:
+    """Takes the daemon's rights in the cluster: the list of the bindings, as they can be created again."""
+    found: Object = json.loads(kubectl("get", "clusterrolebindings", "-l", daemonset.LABEL, "-o", "json"))
+    kubectl("delete", "-f", "-", text=json.dumps(found))
+    for one in found["items"]:
+        one["metadata"] = {key: one["metadata"][key] for key in ("name", "labels")}
+    return found
+
+
+def _container(daemon: Daemon) -> str:
+    """The container that runs."""
+    (status,) = daemon.pod["status"]["containerStatuses"]
+    return str(status["containerID"])
+
+
+def test_a_changed_selector_is_used_without_a_restart_and_pods_keep_their_gpus(node: Node) -> None:
+    h100, l40s = f"vendor=10de,device={H100}", f"vendor=10de,device={L40S}"
+    running = Running(node, {"settings": {"select": [h100]}})
+    both = {node.host.plug(0x21), node.host.plug(0x22)}
+    node.host.plug(0x23, L40S)
+    node.settled({H: 2}, {H: 2})
+    pods.start(node.api, "vm-1", {H: 1})
+    (mine,) = node.devices_of("vm-1")
+    (other,) = both - {mine}
+
+    # A kind of GPU comes, and one that a pod has is excluded: it stays in kubelet's books, and is not free.
+    running.upgrade({"settings": {"select": [h100, l40s, f"!address={mine}"]}})
+    node.settled({H: 2, L: 1}, {H: 2, L: 1})
+    assert node.free() == {H: 1, L: 1}
+    pods.start(node.api, "vm-2", {H: 1})
+    assert node.devices_of("vm-2") == {other}
+    node.check_open("vm-1", "vm-2")
+    pods.stop(node.api, "vm-1")
+    node.settled({H: 1, L: 1}, {H: 1, L: 1})
+
+    # All are excluded: the free one leaves at once, the other one with its pod.
+    running.upgrade({"settings": {"select": [h100, l40s, "!vendor=10de"]}})
+    node.settled({H: 1}, {H: 1})
+    node.check_open("vm-2")
+    pods.stop(node.api, "vm-2")
+    node.settled({}, {})
+
+    running.upgrade({"settings": {"select": [h100]}})
+    node.settled({H: 2}, {H: 2})
+    running.check_same()
+    assert [line["changed"] for line in running.logged("config.used")] == ["select"] * 3
+    assert shown(running.daemon)["select"]["value"] == [h100]
+    assert running.is_in_use()
+
+
+def test_of_a_file_that_needs_a_restart_or_is_wrong_nothing_is_used_and_it_is_said(node: Node) -> None:
+    running = Running(node, {"settings": {"select": ALL}})
+    gpu = node.host.plug(0x21)
+    node.settled({H: 1}, {H: 1})
+    before = node.api.get(CONFIG_MAP)["data"]["gpuactors.yaml"]
+    assert running.is_in_use()
+
+    running.upgrade({"settings": {"select": ["vendor=1002"], "log_level": "debug"}})
+    assert running.wait_logged("config.restart_needed")["keys"] == "log_level"
+    assert not running.is_in_use()
+    assert "log_level changed, which needs a restart" in explained(running.daemon, gpu)
+    assert shown(running.daemon)["select"]["value"] == ALL
+
+    lines = before.splitlines()
+    running.edit("\n".join([*lines, "resource: [unclosed"]))
+    said = running.wait_logged("config.refused")["reason"]
+    assert f"{FILE} (" in said
+    assert f"line {len(lines) + 1}" in said, said
+    assert said in explained(running.daemon, gpu), "also while the command has a wrong file"
+    running.edit(f"{before}selekt: []\n")
+    said = running.wait_logged("config.refused", 2)["reason"]
+    assert "unknown key 'selekt'" in said, said
+    assert not running.is_in_use()
+    # Kubelet's books are as before all the time, and pods come and go.
+    pods.start(node.api, "vm-1", {H: 1})
+    node.settled({H: 1}, {H: 1})
+    pods.stop(node.api, "vm-1")
+
+    running.edit(before)
+    assert running.wait_logged("config.used")["changed"] == "nothing"
+    assert running.is_in_use()
+    running.check_same()
+
+    # A change that needs a restart is used by the next pod, as docs/fleet.md says.
+    running.upgrade({"settings": {"select": ALL, "log_level": "debug"}})
+    running.wait_logged("config.restart_needed", 2)
+    node.excuse_no_plugin()
+    kubectl("-n", NAMESPACE, "rollout", "restart", "daemonset", "gpuactors")
+    daemonset.wait_rolled_out(node.api)
+    after = node.daemon()
+    assert after.uid != running.daemon.uid
+    assert shown(after)["log_level"] == {"value": "debug", "from": f"file {FILE}"}
+    node.settled({H: 1}, {H: 1})
+
+
+def test_a_label_that_changes_counts_when_the_file_is_read_again(node: Node) -> None:
+    """A pod keeps its GPU under the name by which it got it. While the labels cannot be read, the file is not used;
+    it is read again without another change."""
+    entries = [
+        {"match": {"labels": {KIND: "small"}}, "settings": named(SMALL)},
+        {"match": {"labels": {KIND: "medium"}}, "settings": named(MEDIUM)},
+    ]
+    with labelled(node, "small"):
+        running = Running(node, {"settings": {"select": ALL}, "nodes": entries})
+        node.host.plug(0x21), node.host.plug(0x22)
+        node.settled({SMALL: 2}, {SMALL: 2})
+        pods.start(node.api, "vm-1", {SMALL: 1})
+        set_kind(node, "medium")
+        running.upgrade({"settings": {"select": ALL}, "nodes": [*entries, VALUES["nodes"][0]]})
+        node.settled({SMALL: 1, MEDIUM: 1}, {SMALL: 1, MEDIUM: 1})
+        assert running.wait_logged("config.used")["changed"] == "resource"
+        assert shown(running.daemon)["resource"]["from"] == f"file {FILE}, entry 2 (labels {KIND}=medium)"
+        pods.start(node.api, "vm-2", {MEDIUM: 1})
+        node.check_open("vm-1", "vm-2")
+        pods.stop(node.api, "vm-1")
+        node.settled({MEDIUM: 2}, {MEDIUM: 2})
+
+        set_kind(node, "small")
+        node.changed()
+        taken = _without_rights()
+        before = node.api.get(CONFIG_MAP)["data"]["gpuactors.yaml"]
+        running.edit(f"{before}# without the right\n")
+        said = running.wait_logged("config.refused")["reason"]
+        assert "entries of nodes match by labels of the Node, which cannot be read" in said, said
+        node.settled({MEDIUM: 2}, {MEDIUM: 2})
+        kubectl("create", "-f", "-", text=json.dumps(taken))
+        node.settled({SMALL: 1, MEDIUM: 1}, {SMALL: 1, MEDIUM: 1}, within_s=patient(60.0))
+        assert running.wait_logged("config.used", 2)["changed"] == "resource"
+        running.check_same()

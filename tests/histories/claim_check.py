@@ -9,7 +9,9 @@ from typing import Final, final
 
 from gpuactors.core.kinds.table import slice_name
 from gpuactors.core.state.claims import gpus_of
+from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import OWNING
+from gpuactors.core.values.effects import Log
 from gpuactors.core.values.model import DeviceKey
 from gpuactors.ports.node import Step
 from gpuactors_simulation.host.kernel import NVIDIA
@@ -26,6 +28,7 @@ from tests.histories.world import World, states_of
 
 LIVE: Final = "a live claim lost its card"
 UNDONE: Final = "an administrator's bind was undone"
+ASTRAY: Final = "a claim's card was taken for gone"
 
 
 @final
@@ -36,6 +39,8 @@ class ClaimRules:
         self._world = world
         self._node = node
         self._answers = ClaimAnswers(world, node)
+        self._astray = ""
+        """The first claim whose card was taken for gone, and had not been pulled."""
 
     @property
     def node(self) -> ClaimsNode:
@@ -45,6 +50,12 @@ class ClaimRules:
     def stepped(self, daemon: str, step: Step) -> None:
         """Implement `Rules.stepped`."""
         self._answers.stepped(daemon, step)
+        for effect in step.effects:
+            if isinstance(effect, Log) and effect.name == "claim.astray":
+                is_wrong = (
+                    effect.fields["cause"] == Cause.GONE and effect.fields["uid"] not in self._node.moved
+                )
+                self._astray = self._astray or (str(effect.fields["reason"]) if is_wrong else "")
 
     def problem(self) -> Problem | None:
         """Implement `Rules.problem`."""
@@ -54,6 +65,7 @@ class ClaimRules:
             or self._prebound()
             or self._of_the_host()
             or self._undone()
+            or ((ASTRAY, self._astray) if self._astray else None)
             or self._answers.problem()
         )
 
@@ -144,6 +156,7 @@ class ClaimRules:
         node.kernel.forget_plans()
         node.kernel.release()
         self._world.free_groups_of_host()
+        self._world.choose_all()
         for name in list(self._world.other_driver.claims):
             self._world.other_driver.unprepare(name)
             if name in self._world.kubelet.view.pods:

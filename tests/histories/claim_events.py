@@ -68,6 +68,7 @@ BESIDE: Final = (
     *(kind.name for kind in GROUP_KINDS),
     "another driver prepares a card for a claim",
     "another driver unprepares its claim",
+    "the configuration file chooses other cards",
 )
 """The kinds that are drawn beside those of claims."""
 

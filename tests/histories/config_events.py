@@ -1,8 +1,8 @@
 """Events of the configuration file, which running daemons read again: other devices are chosen, or models have names of
 the operator's.
 
-Only on a node with sets (`World.config`): a daemon follows at its watcher's next look, and one that starts has the file
-as it is then.
+Only on a node with sets, and the first one on a node with claims (`World.config`): a daemon follows at its watcher's
+next look, and one that starts has the file as it is then.
 """
 
 from __future__ import annotations

@@ -423,6 +423,11 @@ FOUND: Final[dict[str, Script]] = {
 FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
     name: (seed | CLAIMS, parse_script(script))
     for name, (seed, script) in {
+        "the configuration file excludes the card of a claim, and the next daemon starts with it": (
+            1,
+            "a pod with a claim comes@1+3; the configuration file chooses other cards+15; kubelet stops+1; "
+            "kubelet starts+20; a daemon crashes+1; a daemon starts+20; a pod ends+20",
+        ),
         "a daemon is killed while it makes the sockets of its DRA plugin": (
             5173842126,
             "the node reboots@454; a daemon crashes@117+0.05",

@@ -273,9 +273,10 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
         world.has_parts = seed & PARTS != 0
         world.has_vgpus = seed & VGPUS == VGPUS
         world.parts_share_group = seed & 16 != 0
+        if seed & (SETS | CLAIMS):
+            world.config = ChangingConfig()
         if seed & SETS:
             cards = map(world.address, range(CARDS))
-            world.config = ChangingConfig()
             world.sets = Sets(cards, lambda address: address in tree.functions, required=seed & REQUIRED != 0)
             world.sets_required = world.sets.required
         if seed & FABRIC:
@@ -1138,6 +1139,12 @@ class World:
             domains=self._domains_of(daemon, hanging),
             config=SeenConfig(self.config, daemon, self) if self.config is not None else None,
         )
+
+    def choose_all(self) -> None:
+        """The configuration file chooses every card again."""
+        if self.config is not None and self.next_options.selectors is not SELECTORS:
+            self.next_options = replace(self.next_options, selectors=SELECTORS)
+            self.config.change()
 
     def _sources_of(self, daemon: RunningDaemon) -> Mapping[SetSource, SetsReader]:
         if self.fabric is not None:

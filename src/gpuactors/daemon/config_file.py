@@ -53,7 +53,7 @@ class ConfigFile:
         self._refusals = 0
         """The reads in a row that refused the file as it is; 0 if the last one did not."""
         self._again_at = math.inf
-        """When a file that stays as it is is read again, by trio's clock."""
+        """When a file that does not change is read again, by trio's clock."""
         self._last: ConfigUnused | None = None
         """The last event, where it was one of these."""
 

@@ -26,9 +26,9 @@ from gpuactors.acts.modprobe import Modprobe, ModprobeError
 from gpuactors.acts.persistenced import Persistenced, PersistenceError
 from gpuactors.acts.state_lock import StateLock
 from gpuactors.acts.theirs import TheirClaims
-from gpuactors.control.partition_intents import PartitionIntentsJson
+from gpuactors.control.partition_intents import partition_intents_json
 from gpuactors.control.served import ServedFile
-from gpuactors.control.vgpu_types import VgpuTypesJson
+from gpuactors.control.vgpu_types import vgpu_types_json
 from gpuactors.core.claims import cdi
 from gpuactors.core.claims.checkpoint import Checkpoint
 from gpuactors.core.claims.files import ClaimContents
@@ -113,7 +113,7 @@ def test_served_resources_raise_their_own_error(tmp_path: Path) -> None:
 
 def test_the_names_of_vgpu_types_raise_their_own_error(tmp_path: Path) -> None:
     file, types = (
-        VgpuTypesJson(str(tmp_path), "boot"),
+        vgpu_types_json(str(tmp_path), "boot"),
         {PciAddress("0000:3b:00.0"): CardTypes(7, {1147: ("A",)})},
     )
 
@@ -147,7 +147,7 @@ def test_the_partition_command_raises_its_own_error(tmp_path: Path) -> None:
 
 
 def test_the_intents_of_partitions_raise_their_own_error(tmp_path: Path) -> None:
-    file = PartitionIntentsJson(str(tmp_path), "boot")
+    file = partition_intents_json(str(tmp_path), "boot")
     intents = (Intent(PartitionId("7"), frozenset({DeviceKey("0000:3b:00.0")}), Goal.ACTIVATE),)
 
     async def use() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio.testing
 
-from gpuactors.control import partition_intents
-from gpuactors.control.partition_intents import FILE_NAME, PartitionIntentsJson
+from gpuactors.control import boot_json
+from gpuactors.control.partition_intents import FILE_NAME, partition_intents_json
 from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.partition import Goal, Intent, PartitionId
 from gpuactors.ports.errors import StateFileError
@@ -31,16 +31,16 @@ WRITTEN = {
 
 
 async def test_what_was_written_is_read_in_this_boot_alone(tmp_path: Path) -> None:
-    assert await PartitionIntentsJson(str(tmp_path), "one").read() == (), "there is no file yet"
-    await PartitionIntentsJson(str(tmp_path), "one").write(INTENTS)
-    assert await PartitionIntentsJson(str(tmp_path), "one").read() == INTENTS
-    assert await PartitionIntentsJson(str(tmp_path), "two").read() == ()
+    assert await partition_intents_json(str(tmp_path), "one").read() == (), "there is no file yet"
+    await partition_intents_json(str(tmp_path), "one").write(INTENTS)
+    assert await partition_intents_json(str(tmp_path), "one").read() == INTENTS
+    assert await partition_intents_json(str(tmp_path), "two").read() == ()
     assert json.loads((tmp_path / FILE_NAME).read_text()) == WRITTEN
     assert os.listdir(tmp_path) == [FILE_NAME], "nothing is left of how it was made"
 
 
 async def test_the_last_content_is_the_whole_content(tmp_path: Path) -> None:
-    file = PartitionIntentsJson(str(tmp_path), "one")
+    file = partition_intents_json(str(tmp_path), "one")
     await file.write(INTENTS)
     await file.write(INTENTS[1:])
     assert await file.read() == INTENTS[1:]
@@ -70,11 +70,11 @@ def with_partition(**changes: object) -> bytes:
 async def test_a_damaged_file_is_not_an_empty_one(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     with pytest.raises(StateFileError, match=r"has no list of partitions.*remove the file"):
-        await PartitionIntentsJson(str(tmp_path), "one").read()
+        await partition_intents_json(str(tmp_path), "one").read()
 
 
 async def test_a_directory_that_is_gone_cannot_be_written(tmp_path: Path) -> None:
-    file = PartitionIntentsJson(str(tmp_path / "gone"), "one")
+    file = partition_intents_json(str(tmp_path / "gone"), "one")
     with pytest.raises(StateFileError, match=r"cannot write .*partitions\.json: No such file or directory"):
         await file.write(INTENTS)
 
@@ -82,16 +82,16 @@ async def test_a_directory_that_is_gone_cannot_be_written(tmp_path: Path) -> Non
 async def test_a_file_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).mkdir()
     with pytest.raises(StateFileError, match=r"cannot read .*partitions\.json: "):
-        await PartitionIntentsJson(str(tmp_path), "one").read()
+        await partition_intents_json(str(tmp_path), "one").read()
 
 
 async def test_a_disk_that_hangs_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     hangs = threading.Event()
-    monkeypatch.setattr(partition_intents, "read_plain", lambda *_: hangs.wait(60))
+    monkeypatch.setattr(boot_json, "read_plain", lambda *_: hangs.wait(60))
     try:
         with pytest.raises(StateFileError, match="no answer within 2 s"):
-            await PartitionIntentsJson(str(tmp_path), "one").read()
+            await partition_intents_json(str(tmp_path), "one").read()
     finally:
         hangs.set()

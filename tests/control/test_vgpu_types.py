@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio.testing
 
-from gpuactors.control import vgpu_types
-from gpuactors.control.vgpu_types import FILE_NAME, VgpuTypesJson
+from gpuactors.control import boot_json
+from gpuactors.control.vgpu_types import FILE_NAME, vgpu_types_json
 from gpuactors.core.values.model import PciAddress
 from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.ports.errors import StateFileError
@@ -25,16 +25,16 @@ WRITTEN = {
 
 
 async def test_what_was_written_is_read_in_this_boot_alone(tmp_path: Path) -> None:
-    assert await VgpuTypesJson(str(tmp_path), "one").read() == {}, "there is no file yet"
-    await VgpuTypesJson(str(tmp_path), "one").write(TYPES)
-    assert await VgpuTypesJson(str(tmp_path), "one").read() == TYPES
-    assert await VgpuTypesJson(str(tmp_path), "two").read() == {}
+    assert await vgpu_types_json(str(tmp_path), "one").read() == {}, "there is no file yet"
+    await vgpu_types_json(str(tmp_path), "one").write(TYPES)
+    assert await vgpu_types_json(str(tmp_path), "one").read() == TYPES
+    assert await vgpu_types_json(str(tmp_path), "two").read() == {}
     assert json.loads((tmp_path / FILE_NAME).read_text()) == WRITTEN
     assert os.listdir(tmp_path) == [FILE_NAME], "nothing is left of how it was made"
 
 
 async def test_a_number_with_several_names_is_not_kept(tmp_path: Path) -> None:
-    file = VgpuTypesJson(str(tmp_path), "one")
+    file = vgpu_types_json(str(tmp_path), "one")
     await file.write({CARD: CardTypes(4711, {1147: ("A", "B"), 1148: ("C",)})})
     assert await file.read() == {CARD: CardTypes(4711, {1148: ("C",)})}
 
@@ -54,7 +54,7 @@ async def test_a_number_with_several_names_is_not_kept(tmp_path: Path) -> None:
 )  # fmt: skip
 async def test_a_damaged_file_is_reported_and_replaced(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
-    file = VgpuTypesJson(str(tmp_path), "one")
+    file = vgpu_types_json(str(tmp_path), "one")
     with pytest.raises(StateFileError, match="is no list of vGPU types"):
         await file.read()
     await file.write(TYPES)
@@ -64,11 +64,11 @@ async def test_a_damaged_file_is_reported_and_replaced(tmp_path: Path, content: 
 async def test_a_card_without_an_address_is_left_out(tmp_path: Path) -> None:
     cards = {**WRITTEN, "cards": {"../x": {"driverBind": 1, "names": {}}}}
     (tmp_path / FILE_NAME).write_text(json.dumps(cards))
-    assert await VgpuTypesJson(str(tmp_path), "one").read() == {}
+    assert await vgpu_types_json(str(tmp_path), "one").read() == {}
 
 
 async def test_a_directory_that_is_gone_cannot_be_written(tmp_path: Path) -> None:
-    file = VgpuTypesJson(str(tmp_path / "gone"), "one")
+    file = vgpu_types_json(str(tmp_path / "gone"), "one")
     with pytest.raises(StateFileError, match=r"cannot write .*vgpu-types\.json: No such file or directory"):
         await file.write(TYPES)
 
@@ -77,9 +77,9 @@ async def test_a_disk_that_hangs_costs_the_names_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     hangs = threading.Event()
-    monkeypatch.setattr(vgpu_types, "read_plain", lambda *_: hangs.wait(60))
+    monkeypatch.setattr(boot_json, "read_plain", lambda *_: hangs.wait(60))
     try:
         with pytest.raises(StateFileError, match="no answer within 2 s"):
-            await VgpuTypesJson(str(tmp_path), "one").read()
+            await vgpu_types_json(str(tmp_path), "one").read()
     finally:
         hangs.set()

@@ -29,11 +29,11 @@ from gpuactors.control.client import running, understood
 from gpuactors.control.messages import Answer, Request, line_of, request_of
 from gpuactors.control.node_view import view_of
 from gpuactors.control.partition_intents import FILE_NAME as PARTITIONS
-from gpuactors.control.partition_intents import PartitionIntentsJson
+from gpuactors.control.partition_intents import partition_intents_json
 from gpuactors.control.served import FILE_NAME as SERVED
 from gpuactors.control.served import ServedFile
 from gpuactors.control.vgpu_types import FILE_NAME as VGPU_TYPES
-from gpuactors.control.vgpu_types import VgpuTypesJson
+from gpuactors.control.vgpu_types import vgpu_types_json
 from gpuactors.control.view import DaemonStatus
 from gpuactors.core.claims.checkpoint import Checkpoint, encoded
 from gpuactors.core.claims.opaque_config import API_VERSION
@@ -457,7 +457,7 @@ def _own_files(directory: Path) -> tuple[Decoder, ...]:
 
     def vgpu_types(content: bytes) -> None:
         (directory / VGPU_TYPES).write_bytes(content)
-        VgpuTypesJson(str(directory), "boot")._read()
+        vgpu_types_json(str(directory), "boot").read_here()
 
     def labels(content: bytes) -> None:
         (directory / node_labels.FILE_NAME).write_bytes(content)
@@ -473,7 +473,7 @@ def _own_files(directory: Path) -> tuple[Decoder, ...]:
 
     def partitions(content: bytes) -> None:
         (directory / PARTITIONS).write_bytes(content)
-        PartitionIntentsJson(str(directory), "boot")._read()
+        partition_intents_json(str(directory), "boot").read_here()
 
     intents = _json(
         {"boot": "boot", "partitions": [{"id": "7", "goal": "activate", "devices": ["0000:3b:00.0"]}]}

@@ -21,7 +21,7 @@ _Written = TypeVar("_Written", contravariant=True)
 
 
 class _File(Protocol[_Written]):
-    """`ports.node.ServedResources`, or `ports.node.VgpuTypesFile`."""
+    """`ports.node.ServedResources`, or a file of this boot."""
 
     async def write(self, content: _Written, /) -> None: ...
 

@@ -4,34 +4,24 @@ or deactivate, or has activated, in this boot (ADR 0025). Implements `ports.part
     {"boot": "<id>", "partitions": [{"id": "7", "goal": "activate", "devices": ["0000:3b:00.0", "0000:5d:00.0"]}]}
 
 No act is done before its intent is here. Lost, it leaves active partitions that nobody deactivates: a reader must say
-that it is damaged.
+that it is damaged. An activation does not outlive a boot, nor does an intent.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Sequence
-from typing import Annotated, Final, final
+from collections.abc import Mapping
+from typing import Annotated, Final
 
-import trio
-from msgspec import Meta, Struct, ValidationError, convert
+from msgspec import Meta, Struct
 
+from gpuactors.control.boot_json import BootContent, BootJson, Form
 from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.partition import Goal, Intent, PartitionId
-from gpuactors.decoding import decode_json
-from gpuactors.ports.errors import StateFileError
-from gpuactors.process.plain_files import read_plain, replace_plain
 
 FILE_NAME: Final = "partitions.json"
 
 PARTITIONS_FILE_MAX_BYTES: Final = 1 << 16
 """The maximum length of the file: a board has 15 partitions of up to 8 GPUs."""
-
-PARTITIONS_READ_S: Final = 2.0
-"""The deadline of a read, before the daemon serves."""
-
-_MODE: Final = 0o644
 
 
 class _Partition(Struct, frozen=True):
@@ -40,59 +30,34 @@ class _Partition(Struct, frozen=True):
     devices: Annotated[list[Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,64}\Z")]], Meta(min_length=1)]
 
 
-class _Content(Struct, frozen=True):
-    boot: Annotated[str, Meta(min_length=1)]
+class _Content(BootContent, frozen=True):
     partitions: list[_Partition]
 
 
-@final
-class PartitionIntentsJson:
-    """The file of one state directory, which is there."""
+def partition_intents_json(directory: str, boot: str) -> BootJson[tuple[Intent, ...]]:
+    """Make the file of one state directory, as `BootJson`."""
+    return BootJson(_FORM, directory, boot)
 
-    def __init__(self, directory: str, boot: str) -> None:
-        """`boot`: the id of this boot of the host. An activation does not outlive a boot, nor does an intent."""
-        self._path: Final = os.path.join(directory, FILE_NAME)
-        self._boot: Final = boot
 
-    async def read(self) -> tuple[Intent, ...]:
-        """Implement `ports.partitions.PartitionIntentsFile.read` in a thread, as a disk that hangs must not stop the
-        daemon."""
-        with trio.move_on_after(PARTITIONS_READ_S):
-            return await trio.to_thread.run_sync(self._read, abandon_on_cancel=True)
-        raise StateFileError(f"cannot read {self._path}: no answer within {PARTITIONS_READ_S:g} s")
+def _value_of(content: _Content) -> tuple[Intent, ...]:
+    if len({p.id for p in content.partitions}) < len(content.partitions):
+        raise ValueError("it has a partition twice")
+    return tuple(
+        Intent(PartitionId(p.id), frozenset(map(DeviceKey, p.devices)), p.goal) for p in content.partitions
+    )
 
-    def _read(self) -> tuple[Intent, ...]:
-        try:
-            text = read_plain(self._path, PARTITIONS_FILE_MAX_BYTES + 1)
-        except FileNotFoundError:
-            return ()
-        except OSError as exc:
-            raise StateFileError(f"cannot read {self._path}: {exc.strerror}") from None
-        try:
-            content = convert(decode_json(text, dict[str, object]), _Content)
-            if len({p.id for p in content.partitions}) < len(content.partitions):
-                raise ValueError("it has a partition twice")
-        except (ValueError, ValidationError) as exc:
-            raise StateFileError(
-                f"{self._path} has no list of partitions ({type(exc).__name__}: {str(exc)[:100]}); deactivate by the "
-                "fabric manager's tool what no virtual machine uses, and remove the file"
-            ) from None
-        if content.boot != self._boot:
-            return ()
-        return tuple(
-            Intent(PartitionId(p.id), frozenset(map(DeviceKey, p.devices)), p.goal)
-            for p in content.partitions
-        )
 
-    async def write(self, intents: Sequence[Intent]) -> None:
-        """Implement `ports.partitions.PartitionIntentsFile.write`: a new file replaces the old one, so it is whole at
-        any moment, and is on disk when this returns."""
-        partitions = [{"id": i.id, "goal": str(i.goal), "devices": sorted(i.devices)} for i in intents]
-        text = json.dumps({"boot": self._boot, "partitions": partitions})
-        try:
-            await trio.to_thread.run_sync(self._write, text.encode())
-        except OSError as exc:
-            raise StateFileError(f"cannot write {self._path}: {exc.strerror}; it is tried again") from None
+def _content_of(intents: tuple[Intent, ...]) -> Mapping[str, object]:
+    return {"partitions": [{"id": i.id, "goal": str(i.goal), "devices": sorted(i.devices)} for i in intents]}
 
-    def _write(self, text: bytes) -> None:
-        replace_plain(self._path, text, _MODE, durable=True)
+
+_FORM: Final = Form[tuple[Intent, ...]](
+    name=FILE_NAME,
+    bytes_max=PARTITIONS_FILE_MAX_BYTES,
+    content=_Content,
+    nothing=(),
+    value_of=_value_of,
+    content_of=_content_of,
+    damaged="has no list of partitions",
+    remedy="deactivate by the fabric manager's tool what no virtual machine uses, and remove the file",
+)

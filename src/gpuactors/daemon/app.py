@@ -45,7 +45,7 @@ from gpuactors.control.about import About
 from gpuactors.control.path import node_socket_path, path_problem
 from gpuactors.control.served import ServedFile
 from gpuactors.control.unix import UnixControl
-from gpuactors.control.vgpu_types import VgpuTypesJson
+from gpuactors.control.vgpu_types import vgpu_types_json
 from gpuactors.core.deviceplugin.device_lists import is_ready
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import ShutdownRequested
@@ -324,13 +324,13 @@ def _sets_of(config: Config) -> Mapping[SetSource, SetsReader]:
 def _partitions_of(config: Config, sets: Mapping[SetSource, SetsReader]) -> PartitionsOutside:
     """Make the adaptors for the activation of partitions. Raises `HostError` where no boot of the host is known: an
     intent of another boot must not count."""
-    from gpuactors.control.partition_intents import PartitionIntentsJson  # as in `_dra_of`
+    from gpuactors.control.partition_intents import partition_intents_json  # as in `_dra_of`
     from gpuactors.host.partition_command import PartitionCommand
 
     manager = sets[SetSource.FABRIC_MANAGER]
     assert isinstance(manager, PartitionCommand)
     boot = boot_id(HostRoot(str(config.host_root)))
-    return PartitionsOutside(PartitionIntentsJson(str(config.state_dir), boot), manager)
+    return PartitionsOutside(partition_intents_json(str(config.state_dir), boot), manager)
 
 
 def _features_of(path: Path) -> FeatureFile:
@@ -371,7 +371,7 @@ def _vgpu_types_of(config: Config, state_dir: str | None) -> VgpuTypesFile | Non
     except HostError as exc:
         _vgpu_types_unkept(str(exc))
         return None
-    return VgpuTypesJson(state_dir, boot) if state_dir is not None else None
+    return vgpu_types_json(state_dir, boot) if state_dir is not None else None
 
 
 def _usable_state_dir(config: Config) -> str | None:

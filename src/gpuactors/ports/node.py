@@ -353,7 +353,7 @@ class VgpuTypesFile(Protocol):
         """Return the names that this node's daemons have read in this boot; none if there was none. Raises
         `StateFileError`, also where the disk does not answer in time."""
 
-    async def write(self, cards: Mapping[PciAddress, CardTypes]) -> None:
+    async def write(self, cards: Mapping[PciAddress, CardTypes], /) -> None:
         """Replace the stored names by these. Raises `StateFileError`."""
 
 

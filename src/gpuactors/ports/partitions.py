@@ -5,7 +5,6 @@ A file of its own: a node that activates no partitions does not import it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from gpuactors.core.values.partition import Goal, Intent, PartitionId
@@ -27,5 +26,5 @@ class PartitionIntentsFile(Protocol):
         """Return the intents that this node's daemons have in this boot; none if there is no file. Raises
         `StateFileError`, also where the disk does not answer in time."""
 
-    async def write(self, intents: Sequence[Intent]) -> None:
+    async def write(self, intents: tuple[Intent, ...], /) -> None:
         """Replace the stored intents by these. They are on disk when it returns. Raises `StateFileError`."""

@@ -26,6 +26,7 @@ from gpuactors.acts.modprobe import Modprobe, ModprobeError
 from gpuactors.acts.persistenced import Persistenced, PersistenceError
 from gpuactors.acts.state_lock import StateLock
 from gpuactors.acts.theirs import TheirClaims
+from gpuactors.control.dead_signs import dead_signs_json
 from gpuactors.control.partition_intents import partition_intents_json
 from gpuactors.control.served import ServedFile
 from gpuactors.control.vgpu_types import vgpu_types_json
@@ -34,7 +35,8 @@ from gpuactors.core.claims.checkpoint import Checkpoint
 from gpuactors.core.claims.files import ClaimContents
 from gpuactors.core.kinds.sets import KnownSets
 from gpuactors.core.values.claim import ClaimName, ClaimUid
-from gpuactors.core.values.model import DeviceKey, PciAddress, ResourceName
+from gpuactors.core.values.dead_signs import DeadSign
+from gpuactors.core.values.model import DeviceKey, PciAddress, ResourceName, Sign
 from gpuactors.core.values.partition import Goal, Intent, PartitionId
 from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.host import asked, boot, imex, management, modules, nvidia, places
@@ -120,6 +122,19 @@ def test_the_names_of_vgpu_types_raise_their_own_error(tmp_path: Path) -> None:
     async def use() -> None:
         await file.write(types)
         assert await file.read() in (types, {}), "none, where there is no such file"
+
+    struck(use, {plain_files: {}}, (StateFileError,), tmp_path)
+
+
+def test_the_signs_of_dead_functions_raise_their_own_error(tmp_path: Path) -> None:
+    file, signs = (
+        dead_signs_json(str(tmp_path), "boot"),
+        {PciAddress("0000:3b:00.0"): DeadSign(7, Sign.SILENT)},
+    )
+
+    async def use() -> None:
+        await file.write(signs)
+        assert await file.read() in (signs, {}), "none, where there is no such file"
 
     struck(use, {plain_files: {}}, (StateFileError,), tmp_path)
 

@@ -21,7 +21,8 @@ from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, SuccessorLost
 from gpuactors.core.state import NodeState, with_waiting
 from gpuactors.core.step import initial_state, step
-from gpuactors.core.values.model import Call, CallKind, PciAddress, ResourceName, Role, Settings, Token
+from gpuactors.core.values.dead_signs import DeadSign, DeadSigns
+from gpuactors.core.values.model import Call, CallKind, PciAddress, ResourceName, Role, Settings, Sign, Token
 from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.ports.errors import ControlError, ControlTakenError
 from tests.support.patience import patient
@@ -102,6 +103,7 @@ class Daemon:
     served: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
     """What the state directory has."""
     types: Mapping[PciAddress, CardTypes] = field(default_factory=dict)
+    signs: DeadSigns = field(default_factory=dict)
 
     async def read(self) -> Mapping[ResourceName, frozenset[str]]:
         await trio.lowlevel.checkpoint()
@@ -110,6 +112,10 @@ class Daemon:
     async def read_types(self) -> Mapping[PciAddress, CardTypes]:
         await trio.lowlevel.checkpoint()
         return self.types
+
+    async def read_signs(self) -> DeadSigns:
+        await trio.lowlevel.checkpoint()
+        return self.signs
 
     @property
     def role(self) -> Role:
@@ -147,6 +153,7 @@ async def daemon(control: FakeControl, *, role: Role = Role.TAKING_OVER) -> Asyn
         inbox=post,
         served=it.read,
         vgpu_types=it.read_types,
+        dead_signs=it.read_signs,
         on_problem=it.problems.append,
         on_blocked=it.problems.append,
     )
@@ -269,6 +276,17 @@ async def test_who_serves_again_knows_what_its_successor_served(autojump_clock: 
         it.served = successors
         await it.is_in(Role.SERVING)
         assert it.state.value.published.served == successors
+
+
+@pytest.mark.trio
+async def test_who_serves_again_knows_which_functions_its_successor_saw_dead(
+    autojump_clock: MockClock,
+) -> None:
+    signs = {PciAddress("0000:3b:00.0"): DeadSign(4711, Sign.SILENT)}
+    async with daemon(FakeControl(), role=Role.HANDED_OVER) as it:
+        it.signs = signs
+        await it.is_in(Role.SERVING)
+        assert it.state.value.host.dead_signs == signs
 
 
 @pytest.mark.trio

@@ -61,6 +61,7 @@ class Recorded:
             role=Latest(self.initial.daemon.role),
             served=Latest(None),
             vgpu_types=Latest(None),
+            dead_signs=Latest(None),
             specs=Latest(None),
         )
         replies: Replies[Answer] = Replies()

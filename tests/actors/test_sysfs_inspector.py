@@ -24,6 +24,7 @@ from gpuactors.core.events.host import (
     SomeGroupsObserved,
 )
 from gpuactors.core.reports.snapshot import InspectionsWanted, PollTarget, PollWanted
+from gpuactors.core.values.dead_signs import NO_ERRORS, KnownErrors
 from gpuactors.core.values.model import GroupUse, InspectedKey, PciAddress, PciFunction
 from gpuactors.host.reader import INSPECTION_CONCURRENCY
 from gpuactors.ports.errors import HostError
@@ -76,12 +77,19 @@ class HalfStuck:
     """A reader for which one function's files hang. Implements `ports.node.HostReader`."""
 
     async def scan(
-        self, given: Collection[InspectedKey] = (), selectors: Selectors = None
+        self,
+        given: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> tuple[PciFunction, ...]:
         raise NotImplementedError
 
     async def inspect(
-        self, address: InspectedKey, given: Collection[InspectedKey] = (), selectors: Selectors = None
+        self,
+        address: InspectedKey,
+        given: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> tuple[PciFunction, ...]:
         if address == STUCK:
             await trio.sleep_forever()
@@ -94,6 +102,7 @@ class HalfStuck:
         given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
         selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> InspectionResults:
         await trio.lowlevel.checkpoint()
         if beside is not None and STUCK not in addresses:
@@ -114,6 +123,7 @@ class Counting(HalfStuck):
         given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
         selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> InspectionResults:
         self.batches.append(tuple(addresses))
         await self.go.wait()
@@ -136,7 +146,11 @@ class ManyStuck(HalfStuck):
     """One for which every function but one hangs, and none answers at once."""
 
     async def inspect(
-        self, address: InspectedKey, given: Collection[InspectedKey] = (), selectors: Selectors = None
+        self,
+        address: InspectedKey,
+        given: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> tuple[PciFunction, ...]:
         return await super().inspect(FINE if address == FINE else STUCK, given)
 
@@ -146,6 +160,7 @@ class ManyStuck(HalfStuck):
         given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
         selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> InspectionResults:
         await trio.lowlevel.checkpoint()
         return {}
@@ -333,7 +348,11 @@ class Broken(HalfStuck):
     """One with a bug, for a function that does not answer together with others."""
 
     async def inspect(
-        self, address: InspectedKey, given: Collection[InspectedKey] = (), selectors: Selectors = None
+        self,
+        address: InspectedKey,
+        given: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> tuple[PciFunction, ...]:
         raise RuntimeError("a bug")
 
@@ -366,6 +385,7 @@ class Together(HalfStuck):
         given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
         selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> InspectionResults:
         self.together.append(len(addresses))
         return await super().inspect_all(addresses, given, beside)

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from gpuactors.core.reports.snapshot import PollTarget
+from gpuactors.core.values.dead_signs import NO_ERRORS, KnownErrors
 from gpuactors.core.values.model import GroupUse, InspectedKey, PciFunction
 from gpuactors.daemon.app import RESTART_MAX_FAILURES, Daemon, Outside, run_daemon
 from gpuactors.kubelet.kubelet import UnixKubelet
@@ -33,13 +34,20 @@ class EmptyHost:
     """Implements `ports.node.HostReader` and `ports.node.UseReader`."""
 
     async def scan(
-        self, given: Collection[InspectedKey] = (), selectors: Selectors = None
+        self,
+        given: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> tuple[PciFunction, ...]:
         await trio.lowlevel.checkpoint()
         return ()
 
     async def inspect(
-        self, address: InspectedKey, given: Collection[InspectedKey] = (), selectors: Selectors = None
+        self,
+        address: InspectedKey,
+        given: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> tuple[PciFunction, ...]:
         await trio.lowlevel.checkpoint()
         return ()
@@ -50,6 +58,7 @@ class EmptyHost:
         given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
         selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> InspectionResults:
         await trio.lowlevel.checkpoint()
         return dict.fromkeys(addresses, ())

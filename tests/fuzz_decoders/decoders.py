@@ -26,6 +26,8 @@ from gpuactors.cli.doctor.settings import of_daemon
 from gpuactors.config import Config, ConfigError, resolve
 from gpuactors.control.about import About
 from gpuactors.control.client import running, understood
+from gpuactors.control.dead_signs import FILE_NAME as DEAD_SIGNS
+from gpuactors.control.dead_signs import dead_signs_json
 from gpuactors.control.messages import Answer, Request, line_of, request_of
 from gpuactors.control.node_view import view_of
 from gpuactors.control.partition_intents import FILE_NAME as PARTITIONS
@@ -459,6 +461,10 @@ def _own_files(directory: Path) -> tuple[Decoder, ...]:
         (directory / VGPU_TYPES).write_bytes(content)
         vgpu_types_json(str(directory), "boot").read_here()
 
+    def dead_signs(content: bytes) -> None:
+        (directory / DEAD_SIGNS).write_bytes(content)
+        dead_signs_json(str(directory), "boot").read_here()
+
     def labels(content: bytes) -> None:
         (directory / node_labels.FILE_NAME).write_bytes(content)
         node_labels._kept(Config(node_name=NODE, state_dir=directory))
@@ -478,6 +484,7 @@ def _own_files(directory: Path) -> tuple[Decoder, ...]:
     intents = _json(
         {"boot": "boot", "partitions": [{"id": "7", "goal": "activate", "devices": ["0000:3b:00.0"]}]}
     )
+    signs = _json({"boot": "boot", "functions": {"0000:3b:00.0": {"presence": 4711, "sign": "silent"}}})
     types = _json(
         {"boot": "boot", "cards": {"0000:3b:00.0": {"driverBind": 7, "names": {"1147": "NVIDIA L40S-1Q"}}}}
     )
@@ -486,6 +493,7 @@ def _own_files(directory: Path) -> tuple[Decoder, ...]:
         Decoder("operator's sets", (pair,), sets, (HostError,)),
         Decoder("partitions.json", (intents,), partitions, (StateFileError,)),
         Decoder("vgpu-types.json", (types,), vgpu_types, (StateFileError,)),
+        Decoder("dead-signs.json", (signs,), dead_signs, (StateFileError,)),
         Decoder("gpuactors-checkpoint.json", (_STORED, *_real_checkpoints()), _checkpoint, (StateFileError,)),
         Decoder("NVIDIA's checkpoint.json", _THEIRS, _nvidias_checkpoint, (StateFileError,)),
         Decoder("CDI file", (_CDI, _METADATA), _cdi, (StateFileError,)),

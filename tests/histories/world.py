@@ -48,7 +48,7 @@ from gpuactors.host.root import HostRoot
 from gpuactors.host.sysfs import SysfsReader
 from gpuactors.host.use import Holders
 from gpuactors.ports.claims import ClaimsKubelet
-from gpuactors.ports.node import SetsReader, Step
+from gpuactors.ports.node import DeadSignsFile, SetsReader, Step
 from gpuactors_simulation.host.kernel import NVIDIA
 from gpuactors_simulation.host.pod_cgroups import CgroupTree
 from gpuactors_simulation.host.tree import HostTree, PciSpec
@@ -74,7 +74,7 @@ from tests.memory.faults import Fault, Faults
 from tests.memory.host import FaultyReader, FaultyUse, MemoryUevents
 from tests.memory.journal import MemoryJournal
 from tests.memory.kubelet import memory_claims, memory_kubelet, memory_ledger
-from tests.memory.served import MemoryServed, MemoryVgpuTypes
+from tests.memory.served import MemoryDeadSigns, MemoryServed, MemoryVgpuTypes
 from tests.support.inline_host import InlineReader, InlineUse
 
 SELECTORS: Final = (parse_selector("vendor=10de,class=03"),)
@@ -376,6 +376,7 @@ class World:
         self.served = MemoryServed(self.faults)
         """What a daemon reads again of what was served; in the node's directory beside kubelet's sockets as well."""
         self.vgpu_types = MemoryVgpuTypes(self.faults)
+        self.dead_signs: DeadSignsFile = MemoryDeadSigns(self.faults)
         self.daemons: list[RunningDaemon] = []
         """Those whose process lives, oldest first."""
         self.problems: list[str] = []
@@ -1132,6 +1133,7 @@ class World:
             control=memory_control(daemon.state_dir, hanging, daemon.name, self.faults, self.transport),
             served=self.served,
             vgpu_types=self.vgpu_types,
+            dead_signs=self.dead_signs,
             sets=self._sources_of(daemon),
             partitions=self._partitions_of(daemon),
             journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off, self._stepped),

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gpuactors.core.values.model import PciAddress, PciFunction
+from gpuactors.core.values.dead_signs import NO_ERRORS, DeadSign, KnownErrors
+from gpuactors.core.values.model import PciAddress, PciFunction, Sign, pci_address
 from gpuactors.core.values.selector import parse_selector
 from gpuactors.host import signs
 from gpuactors.host.pci_ids import PciIds
@@ -26,8 +27,12 @@ def tree(tmp_path: Path) -> HostTree:
     return HostTree(tmp_path)
 
 
-def inspect(tree: HostTree, address: str = GPU.address) -> PciFunction:
-    reader = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), PciIds.open(None))
+def reader_of(tree: HostTree) -> SysfsReader:
+    return SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), PciIds.open(None))
+
+
+def inspect(tree: HostTree, address: str = GPU.address, errors: KnownErrors = NO_ERRORS) -> PciFunction:
+    reader = reader_of(tree).choosing(None, errors)
     return next(f for f in reader.inspect(PciAddress(address)) if f.address == address)
 
 
@@ -162,20 +167,39 @@ def test_the_count_of_the_root_port_directly_above_is_read_and_no_other(tree: Ho
 
 
 def test_an_inspection_does_not_wait_for_the_reset_after_a_fatal_error(tree: HostTree) -> None:
-    reader = SysfsReader(HostRoot(str(tree.root)), (parse_selector("vendor=10de"),), PciIds.open(None))
     tree.plug(GPU)
-    reader.inspect(PciAddress(GPU.address))
+    address, before = pci_address(GPU.address), inspect(tree)
+    assert before.port_fatal_errors == 0
     tree.fail_fatally(GPU.address, by_port=True)
     tree.fall_silent(GPU.address)
-    (first,) = reader.inspect(PciAddress(GPU.address))
-    assert (first.port_fatal_errors, first.is_silent) == (1, False), "its configuration space was not read"
-    (second,) = reader.inspect(PciAddress(GPU.address))
-    assert (second.port_fatal_errors, second.is_silent) == (1, False), (
-        "nor then: the kernel may still reset it"
-    )
-    assert inspect(tree).is_silent, "by a reader that does not know the count of before"
+    grown = inspect(tree, errors=KnownErrors({}, {address: 0}))
+    assert (grown.port_fatal_errors, grown.is_silent) == (1, False), "its configuration space was not read"
+    dead = KnownErrors({address: DeadSign(before.presence, Sign.PORT)}, {address: 1})
+    assert not inspect(tree, errors=dead).is_silent, "nor then: the kernel may still reset it"
+    dead_before = KnownErrors({address: DeadSign(before.presence + 1, Sign.PORT)}, {address: 1})
+    assert inspect(tree, errors=dead_before).is_silent, "another function was dead"
+    assert inspect(tree).is_silent, "nothing is known of it"
     tree.fail_fatally(GPU.address)
     assert (inspect(tree).has_fatal_errors, inspect(tree).is_silent) == (True, False)
+
+
+def test_a_scan_does_not_wait_for_the_reset_either(tree: HostTree) -> None:
+    tree.plug(GPU)
+    tree.fall_silent(GPU.address)
+    (before,) = reader_of(tree).scan()
+    assert before.is_silent
+    dead = KnownErrors({pci_address(GPU.address): DeadSign(before.presence, Sign.SILENT)}, {})
+    (function,) = reader_of(tree).choosing(None, dead).scan()
+    assert not function.is_silent, "its configuration space was not read"
+
+
+def test_a_function_that_is_enumerated_again_has_another_presence(tree: HostTree) -> None:
+    seen = set[int]()
+    for _ in range(5):
+        tree.plug(GPU)
+        seen.add(inspect(tree).presence)
+        tree.unplug(GPU.address)
+    assert len(seen) == 5
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from gpuactors import limits
 from gpuactors.core.reports.snapshot import PollTarget
+from gpuactors.core.values.dead_signs import NO_ERRORS, KnownErrors
 from gpuactors.core.values.mediated import HostPart
 from gpuactors.core.values.model import GroupUse, InspectedKey
 from gpuactors.host.uevents import hint_of, parse_datagram
@@ -93,17 +94,24 @@ class FaultyReader:
         """Those that did not answer together with others."""
 
     async def scan(
-        self, given: Collection[InspectedKey] = (), selectors: Selectors = None
+        self,
+        given: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> tuple[HostPart, ...]:
         """Implement `ports.node.HostReader.scan`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
         if self._faults.strikes(Fault.SCAN_FAILS):
             raise HostError("the scan fails as planned")
-        return await self._take_time(await self._reader.scan(given, selectors))
+        return await self._take_time(await self._reader.scan(given, selectors, errors))
 
     async def inspect(
-        self, address: InspectedKey, given: Collection[InspectedKey] = (), selectors: Selectors = None
+        self,
+        address: InspectedKey,
+        given: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> tuple[HostPart, ...]:
         """Implement `ports.node.HostReader.inspect`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
@@ -112,7 +120,7 @@ class FaultyReader:
             self._hanging.remove(address)
             await trio.sleep(limits.INSPECTION_DEADLINE_S)
             raise HostError(f"the inspection of {address} did not end in time")
-        return await self._take_time(await self._reader.inspect(address, given, selectors))
+        return await self._take_time(await self._reader.inspect(address, given, selectors, errors))
 
     async def inspect_all(
         self,
@@ -120,12 +128,15 @@ class FaultyReader:
         given: Collection[InspectedKey] = (),
         beside: Observation | None = None,
         selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> InspectionResults:
         """Implement `ports.node.HostReader.inspect_all`."""
         self._faults.crash(Fault.INSPECTOR_CRASHES)
         self._need_descriptor()
         found: dict[InspectedKey, tuple[HostPart, ...] | HostError] = {}
-        for address, result in (await self._reader.inspect_all(addresses, given, beside, selectors)).items():
+        for address, result in (
+            await self._reader.inspect_all(addresses, given, beside, selectors, errors)
+        ).items():
             if self._faults.strikes(Fault.INSPECTION_FAILS):
                 found[address] = HostError("the inspection fails as planned")
             elif self._faults.strikes(Fault.INSPECTION_HANGS):

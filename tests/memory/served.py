@@ -1,5 +1,5 @@
-"""The resources that this node's daemons have served, and the names of vGPU types that they have read, kept in memory
-as a state directory keeps them.
+"""The resources that this node's daemons have served, the names of vGPU types that they have read, and the signs of
+dead functions that they have seen, kept in memory as a state directory keeps them.
 
 They outlive a daemon; the resources outlive a reboot as well.
 """
@@ -11,6 +11,7 @@ from typing import final
 
 import trio
 
+from gpuactors.core.values.dead_signs import DeadSigns
 from gpuactors.core.values.model import PciAddress, ResourceName
 from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.ports.errors import StateFileError
@@ -61,3 +62,24 @@ class MemoryVgpuTypes:
         if self._faults.lasts(Fault.NO_DESCRIPTORS):
             raise StateFileError("the names of vGPU types cannot be kept: no descriptor is left")
         self._cards = dict(cards)
+
+
+@final
+class MemoryDeadSigns:
+    """Implements `ports.node.DeadSignsFile`. A reboot gives every function another presence."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._signs: DeadSigns = {}
+
+    async def read(self) -> DeadSigns:
+        """Implement `ports.node.DeadSignsFile.read`."""
+        await trio.lowlevel.checkpoint()
+        return self._signs
+
+    async def write(self, signs: DeadSigns) -> None:
+        """Implement `ports.node.DeadSignsFile.write`."""
+        await trio.lowlevel.checkpoint()
+        if self._faults.lasts(Fault.NO_DESCRIPTORS):
+            raise StateFileError("the signs of dead functions cannot be kept: no descriptor is left")
+        self._signs = dict(signs)

@@ -51,8 +51,8 @@ RELOAD: Final = (
     Mutation(
         "the reader keeps its first selectors",
         "host/sysfs.py",
-        "        if selectors is None or selectors == self._selectors:\n",
-        "        if selectors is None or self._selectors:\n",
+        "        selectors = self._selectors if selectors is None else selectors\n",
+        "        selectors = self._selectors\n",
         f"{_SYSFS}::test_a_reader_of_other_selectors",
     ),
     Mutation(

@@ -12,6 +12,7 @@ import trio
 from msgspec.structs import replace
 
 from gpuactors.core.reports.snapshot import PollTarget
+from gpuactors.core.values.dead_signs import NO_ERRORS, KnownErrors
 from gpuactors.core.values.domain import ImexFacts
 from gpuactors.core.values.mediated import HostPart
 from gpuactors.core.values.model import GroupUse, InspectedKey
@@ -31,21 +32,25 @@ class InlineReader:
         self._sysfs = sysfs
 
     async def scan(
-        self, allocated: Collection[InspectedKey] = (), selectors: Selectors = None
+        self,
+        allocated: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> tuple[HostPart, ...]:
         """Implement `ports.node.HostReader.scan`."""
         await trio.lowlevel.checkpoint()
-        return self._sysfs.choosing(selectors).scan(allocated)
+        return self._sysfs.choosing(selectors, errors).scan(allocated)
 
     async def inspect(
         self,
         address: InspectedKey,
         allocated: Collection[InspectedKey] = (),
         selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> tuple[HostPart, ...]:
         """Implement `ports.node.HostReader.inspect`."""
         await trio.lowlevel.checkpoint()
-        return self._sysfs.choosing(selectors).inspect(address, allocated)
+        return self._sysfs.choosing(selectors, errors).inspect(address, allocated)
 
     async def inspect_all(
         self,
@@ -53,11 +58,12 @@ class InlineReader:
         allocated: Collection[InspectedKey] = (),
         poll: Observation | None = None,
         selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> InspectionResults:
         """Implement `ports.node.HostReader.inspect_all`."""
         await trio.lowlevel.checkpoint()
         batch = _Batch(list(addresses), poll)
-        batch.run(self._sysfs.choosing(selectors), allocated)
+        batch.run(self._sysfs.choosing(selectors, errors), allocated)
         if poll is not None:
             poll.ended()
         return batch.results

@@ -97,6 +97,7 @@ PORTS: Final[Mapping[type, type]] = {
     KubeSlices: ports_kube.SliceApi,
     served.MemoryServed: ports.ServedResources,
     served.MemoryVgpuTypes: ports.VgpuTypesFile,
+    served.MemoryDeadSigns: ports.DeadSignsFile,
 }
 """The ports of which an actor makes requests, by what is there for them in a node in memory."""
 

@@ -23,6 +23,7 @@ from gpuactors.concurrency.latest import LatestReader
 from gpuactors.core.events import Event
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone, SuccessorLost
 from gpuactors.core.state import NodeState
+from gpuactors.core.values.dead_signs import DeadSigns
 from gpuactors.core.values.model import PciAddress, ResourceName, Role
 from gpuactors.core.values.vgpu import CardTypes
 from gpuactors.ports.errors import ControlBlockedError, ControlError, ControlTakenError
@@ -62,6 +63,8 @@ class HandOverPorts(Struct, frozen=True):
     and pods have devices under those names."""
     vgpu_types: Callable[[], Awaitable[Mapping[PciAddress, CardTypes]]]
     """The names of vGPU types that this node's daemons have read until now."""
+    dead_signs: Callable[[], Awaitable[DeadSigns]]
+    """The signs of dead functions that this node's daemons have kept until now."""
     on_problem: Callable[[str], None]
     """Called with the reason why the control socket is missing at one of its places, each time the reason changes."""
     on_blocked: Callable[[str], None]
@@ -108,7 +111,7 @@ async def _take_over(ports: HandOverPorts) -> None:
     await _until(ports.ready, bool)
     # Before the request: from its answer until this daemon has registered, no GPU of the node can be allocated. Pods
     # have nothing yet of a resource that the other daemon begins to serve meanwhile.
-    before = PredecessorGone("", await ports.served(), await ports.vgpu_types())
+    before = PredecessorGone("", await ports.served(), await ports.vgpu_types(), await ports.dead_signs())
     how = await ports.control.ask()
     try:
         async with ports.control.hold(ports.state) as held:

@@ -29,6 +29,7 @@ from gpuactors.core.reports.snapshot import (
 )
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import next_deadline, step
+from gpuactors.core.values.dead_signs import DeadSigns
 from gpuactors.core.values.device_spec import DeviceSpecs
 from gpuactors.core.values.effects import Answer, Effect, Log, Reply
 from gpuactors.core.values.model import (
@@ -122,6 +123,8 @@ class Cells(Struct, frozen=True):
     """The served resources with their models (`Published.served`); None while this daemon does not serve."""
     vgpu_types: Latest[Mapping[PciAddress, CardTypes] | None]
     """The names of vGPU types (`Host.vgpu_types`); None while this daemon does not serve, and without any."""
+    dead_signs: Latest[DeadSigns | None]
+    """The signs of dead functions (`Host.dead_signs`); None while this daemon does not serve."""
     specs: Latest[DeviceSpecs | None]
     """The CDI files of the device plugin that are to be there (`deviceplugin/specs.py`)."""
 
@@ -165,6 +168,7 @@ async def run(
         serves = state.daemon.role is Role.SERVING
         cells.served.set(state.published.served if serves else None)
         cells.vgpu_types.set(state.host.vgpu_types or None if serves else None)
+        cells.dead_signs.set(state.host.dead_signs if serves else None)
         cells.specs.set(specs.wanted(state))
         published.show(outputs)
 

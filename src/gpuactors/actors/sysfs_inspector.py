@@ -153,7 +153,7 @@ async def _observed(wanted: PollWanted, observe: Observe) -> GroupsObserved | So
 async def _scan(number: int, wanted: InspectionsWanted, host: HostReader) -> Event:
     try:
         with raises_only(HostError, "sysfs_inspector"):
-            parts = await host.scan(wanted.given, wanted.selectors)
+            parts = await host.scan(wanted.given, wanted.selectors, wanted.errors)
     except HostError as exc:
         return ScanFailed(number, str(exc))
     return HostScanned(number, functions_of(parts), mediated_of(parts))
@@ -175,7 +175,7 @@ async def _together(
 ) -> InspectionResults:
     try:
         with raises_only(HostError, "sysfs_inspector"):
-            return await host.inspect_all(addresses, wanted.given, poll, wanted.selectors)
+            return await host.inspect_all(addresses, wanted.given, poll, wanted.selectors, wanted.errors)
     except HostError as exc:
         return dict.fromkeys(addresses, exc)
 
@@ -201,7 +201,7 @@ async def _inspect(
 ) -> Event:
     try:
         with raises_only(HostError, "sysfs_inspector"):
-            parts = await host.inspect(address, wanted.given, wanted.selectors)
+            parts = await host.inspect(address, wanted.given, wanted.selectors, wanted.errors)
     except HostError as exc:
         return _failed(number, address, exc)
     return _inspected(number, address, parts)

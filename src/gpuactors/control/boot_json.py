@@ -33,7 +33,7 @@ class BootContent(Struct, frozen=True):
 
 
 class Form(Struct, Generic[Value], frozen=True):
-    """What one kind of file has in it."""
+    """The form of one kind of file."""
 
     name: str
     """The name of the file."""
@@ -47,9 +47,9 @@ class Form(Struct, Generic[Value], frozen=True):
     content_of: Callable[[Value], Mapping[str, object]]
     """Makes the content of a value, without the boot."""
     damaged: str
-    """What is said of a file of another form: `is no list of …`."""
+    """The fault of a file of another form, for the log: `is no list of …`."""
     remedy: str
-    """What becomes of it, or what to do: `it is written again`."""
+    """The end of that sentence: `it is written again`."""
 
 
 @final
@@ -89,11 +89,12 @@ class BootJson(Generic[Value]):
     async def write(self, value: Value, /) -> None:
         """Replace the file by one with this value, which is whole at any moment, and on disk when this returns. Raises
         `StateFileError`."""
+        await trio.to_thread.run_sync(self.write_here, value)
+
+    def write_here(self, value: Value) -> None:
+        """Write it in this thread. Raises `StateFileError`."""
         text = json.dumps({"boot": self._boot, **self._form.content_of(value)})
         try:
-            await trio.to_thread.run_sync(self._write, text.encode())
+            replace_plain(self._path, text.encode(), _MODE, durable=True)
         except OSError as exc:
             raise StateFileError(f"cannot write {self._path}: {exc.strerror}; it is tried again") from None
-
-    def _write(self, text: bytes) -> None:
-        replace_plain(self._path, text, _MODE, durable=True)

@@ -42,6 +42,7 @@ from gpuactors.core.state import (
 from gpuactors.core.state.claims import ClaimSettings
 from gpuactors.core.state.gpus import GpuSettings
 from gpuactors.core.state.partitions import NO_PARTITIONS
+from gpuactors.core.values.dead_signs import DeadSigns
 from gpuactors.core.values.domain import DomainSettings
 from gpuactors.core.values.effects import Effect, Field, Level, Log, Reply
 from gpuactors.core.values.mediated import HostPart, key_of_part
@@ -78,10 +79,11 @@ def initial_state(
     domain_settings: DomainSettings | None = None,
     gpu_settings: GpuSettings | None = None,
     vgpu_types: Mapping[PciAddress, CardTypes] = MappingProxyType({}),
+    dead_signs: DeadSigns = MappingProxyType({}),
 ) -> NodeState:
-    """Return the state at start: it knows only the resources that an earlier daemon `served`, with their models, and
-    the names of vGPU types that one has read. A full scan and a read of kubelet's ledger are requested, and a read of
-    the checkpoint if claims are served."""
+    """Return the state at start: it knows only the resources that an earlier daemon `served`, with their models, the
+    names of vGPU types that one has read, and the signs of dead functions that one has seen. A full scan and a read of
+    kubelet's ledger are requested, and a read of the checkpoint if claims are served."""
     wanted = inspections.first_inspections()
     state = NodeState(
         host=Host(
@@ -93,6 +95,7 @@ def initial_state(
             uevents="not received yet",
             polls=usage.first_polls(),
             vgpu_types=dict(vgpu_types),
+            dead_signs=dict(dead_signs),
         ),
         kubelet=Kubelet(
             socket=None,
@@ -434,7 +437,7 @@ def _damaged(before: NodeState, damaged: str) -> list[Effect]:
 
 def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> Stepped:
     match event:
-        case events.daemon.PredecessorGone(how, before, types):
+        case events.daemon.PredecessorGone(how, before, types, signs):
             if state.daemon.role is Role.SERVING:
                 return state, []
             # The predecessor's last grants are only in kubelet's ledger.
@@ -445,7 +448,9 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
             state = replace(
                 state,
                 daemon=replace(state.daemon, role=Role.SERVING),
-                host=replace(state.host, vgpu_types=remembered(state.host.vgpu_types, types)),
+                host=inspections.with_remembered_signs(
+                    replace(state.host, vgpu_types=remembered(state.host.vgpu_types, types)), signs
+                ),
                 kubelet=replace(state.kubelet, ledger=unread),
                 # Another daemon may have written the CDI files since this one did.
                 published=replace(state.published, served=served, written={}, unwritten={}),

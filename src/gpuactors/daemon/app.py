@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import trio
 from msgspec import Struct, field
@@ -42,6 +42,7 @@ from gpuactors.concurrency.replies import Replies
 from gpuactors.concurrency.supervise import RestartPolicy, supervise
 from gpuactors.config import Config
 from gpuactors.control.about import About
+from gpuactors.control.dead_signs import dead_signs_json
 from gpuactors.control.path import node_socket_path, path_problem
 from gpuactors.control.served import ServedFile
 from gpuactors.control.unix import UnixControl
@@ -55,6 +56,7 @@ from gpuactors.core.reports.readiness import OFFERS_NOTHING, offers_anything
 from gpuactors.core.reports.snapshot import asks_more, project
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import initial_state
+from gpuactors.core.values.dead_signs import DeadSigns
 from gpuactors.core.values.effects import Answer, Level, Log
 from gpuactors.core.values.model import PciAddress, ResourceName, Role, Settings
 from gpuactors.core.values.vgpu import CardTypes
@@ -81,6 +83,7 @@ from gpuactors.ports.node import (
     CdiReader,
     ConfigSource,
     Control,
+    DeadSignsFile,
     FeatureFile,
     HostReader,
     Journal,
@@ -138,6 +141,16 @@ _LEVELS: Mapping[Level, int] = {
     Level.ERROR: logging.ERROR,
 }
 
+_File = TypeVar("_File")
+_Value = TypeVar("_Value")
+_ReadValue = TypeVar("_ReadValue", covariant=True)
+
+
+class _Kept(Protocol[_ReadValue]):
+    """A file that one daemon of a node writes and the next one reads."""
+
+    async def read(self) -> _ReadValue: ...
+
 
 class Outside(Struct, frozen=True):
     """Everything that the daemon reaches outside itself; the simulation brings its own."""
@@ -159,6 +172,8 @@ class Outside(Struct, frozen=True):
     """None: a new daemon does not know the names that the last one served."""
     vgpu_types: VgpuTypesFile | None = None
     """None: a new daemon does not know the names of vGPU types that the last one has read."""
+    dead_signs: DeadSignsFile | None = None
+    """None: a new daemon does not know the dead functions that show no sign of it now."""
     sets: Mapping[SetSource, SetsReader] = field(default_factory=dict)
     """The sources of sets of devices."""
     egms: SetsReader | None = None
@@ -253,7 +268,8 @@ def outside_of(config: Config, sources: Mapping[str, str], file: ConfigFile | No
         control=control,
         journal=journal,
         served=_served_of(config, state_dir),
-        vgpu_types=_vgpu_types_of(config, state_dir),
+        vgpu_types=_of_boot(vgpu_types_json, config, state_dir, _vgpu_types_unkept),
+        dead_signs=_of_boot(dead_signs_json, config, state_dir, _dead_signs_unkept),
         egms=EgmReader(HostRoot(str(config.host_root))),
         sets=(sets := _sets_of(config)),
         partitions=_partitions_of(config, sets) if config.partition_activation == "on" else None,
@@ -363,15 +379,16 @@ def _served_of(config: Config, state_dir: str | None) -> ServedFile:
     return ServedFile(*filter(None, (nodes, state_dir)))
 
 
-def _vgpu_types_of(config: Config, state_dir: str | None) -> VgpuTypesFile | None:
-    """Make the file of the names of vGPU types; None without a state directory, and where no boot of the host is
-    known."""
+def _of_boot(
+    make: Callable[[str, str], _File], config: Config, state_dir: str | None, unkept: Callable[[str], None]
+) -> _File | None:
+    """Make a file of this boot; None without a state directory, and where no boot of the host is known."""
     try:
         boot = boot_id(HostRoot(str(config.host_root)))
     except HostError as exc:
-        _vgpu_types_unkept(str(exc))
+        unkept(str(exc))
         return None
-    return vgpu_types_json(state_dir, boot) if state_dir is not None else None
+    return make(state_dir, boot) if state_dir is not None else None
 
 
 def _usable_state_dir(config: Config) -> str | None:
@@ -478,6 +495,7 @@ async def run_daemon(
         domain_settings,
         gpu_settings,
         await _vgpu_types_before(outside),
+        await _dead_signs_before(outside),
     )
     outputs = project(state)
     # The worst case of the inbox is in limits.py. Producers wait when it is full, the registry never sends.
@@ -495,6 +513,7 @@ async def run_daemon(
         role=Latest(state.daemon.role),
         served=Latest(None),
         vgpu_types=Latest(None),
+        dead_signs=Latest(None),
         specs=Latest(None),
     )
     http = outside.http
@@ -614,6 +633,7 @@ async def run_daemon(
                 inbox=post,
                 served=lambda: _served_before(outside),
                 vgpu_types=lambda: _vgpu_types_before(outside),
+                dead_signs=lambda: _dead_signs_before(outside),
                 on_problem=lambda reason: log.warning("control.unavailable", reason=reason),
                 on_blocked=lambda reason: log.warning("hand_over.blocked", reason=reason),
             )
@@ -630,6 +650,11 @@ async def run_daemon(
             actor(
                 "vgpu_keeper",
                 lambda: served_keeper.run(cells.vgpu_types.subscribe(), types, _vgpu_types_unkept),
+            )
+        if (signs := outside.dead_signs) is not None:
+            actor(
+                "signs_keeper",
+                lambda: served_keeper.run(cells.dead_signs.subscribe(), signs, _dead_signs_unkept),
             )
         task_status.started(Daemon(cells.state.subscribe(), lambda: nursery.start_soon(stop)))
 
@@ -654,22 +679,33 @@ def _plugins_of_claims(
 
 async def _served_before(outside: Outside) -> Mapping[ResourceName, frozenset[str]]:
     """Read the resources that this node's daemons have served until now, and their models."""
-    try:
-        with raises_only(StateFileError, "served_keeper"):
-            return await outside.served.read() if outside.served is not None else {}
-    except StateFileError as exc:
-        _served_unkept(str(exc))
-        return {}
+    return await _kept(outside.served, "served_keeper", {}, _served_unkept)
 
 
 async def _vgpu_types_before(outside: Outside) -> Mapping[PciAddress, CardTypes]:
     """Read the names of vGPU types that this node's daemons have read until now."""
+    return await _kept(outside.vgpu_types, "vgpu_keeper", {}, _vgpu_types_unkept)
+
+
+async def _dead_signs_before(outside: Outside) -> DeadSigns:
+    """Read the signs of dead functions that this node's daemons have kept until now."""
+    return await _kept(outside.dead_signs, "signs_keeper", {}, _dead_signs_unkept)
+
+
+async def _kept(
+    file: _Kept[_Value] | None, keeper: str, nothing: _Value, unkept: Callable[[str], None]
+) -> _Value:
+    """Read what the keeper has written, also that of another daemon. A file that cannot be read has nothing."""
     try:
-        with raises_only(StateFileError, "vgpu_keeper"):
-            return await outside.vgpu_types.read() if outside.vgpu_types is not None else {}
+        with raises_only(StateFileError, keeper):
+            return await file.read() if file is not None else nothing
     except StateFileError as exc:
-        _vgpu_types_unkept(str(exc))
-        return {}
+        unkept(str(exc))
+        return nothing
+
+
+def _dead_signs_unkept(reason: str) -> None:
+    log.warning("dead_signs.unkept", reason=reason)
 
 
 def _vgpu_types_unkept(reason: str) -> None:

@@ -13,6 +13,7 @@ from typing import Final, final
 
 from msgspec.structs import replace
 
+from gpuactors.core.values.dead_signs import NO_ERRORS, KnownErrors
 from gpuactors.core.values.mediated import HostPart, MediatedDevice, is_mediated_key
 from gpuactors.core.values.model import DeviceKey, PciAddress, PciFunction, is_pci_address
 from gpuactors.core.values.selector import Selector
@@ -53,9 +54,11 @@ class PartsReader:
         self._functions = functions
         self._bus = root.real(MDEV_DEVICES)
 
-    def choosing(self, selectors: tuple[Selector, ...] | None) -> PartsReader:
-        """Return a reader of what these selectors choose; None: itself."""
-        functions = self._functions.choosing(selectors)
+    def choosing(
+        self, selectors: tuple[Selector, ...] | None, errors: KnownErrors = NO_ERRORS
+    ) -> PartsReader:
+        """Return a reader as `SysfsReader.choosing`."""
+        functions = self._functions.choosing(selectors, errors)
         return (
             self
             if functions is self._functions

@@ -12,6 +12,7 @@ import trio
 
 from gpuactors import limits
 from gpuactors.concurrency.patience import Patience
+from gpuactors.core.values.dead_signs import NO_ERRORS, KnownErrors
 from gpuactors.core.values.mediated import HostPart
 from gpuactors.core.values.model import InspectedKey
 from gpuactors.host.mdev import PartsReader
@@ -77,9 +78,12 @@ class ThreadedReader:
         """The end of the thread that inspects each function."""
 
     async def scan(
-        self, allocated: Collection[InspectedKey] = (), selectors: Selectors = None
+        self,
+        allocated: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> tuple[HostPart, ...]:
-        sysfs = self._sysfs.choosing(selectors)
+        sysfs = self._sysfs.choosing(selectors, errors)
         with trio.move_on_after(self._scan_deadline_s):
             while True:
                 scan = await self._begin_scan(sysfs, allocated)
@@ -95,8 +99,9 @@ class ThreadedReader:
         address: InspectedKey,
         allocated: Collection[InspectedKey] = (),
         selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> tuple[HostPart, ...]:
-        sysfs = self._sysfs.choosing(selectors)
+        sysfs = self._sysfs.choosing(selectors, errors)
         patience = Patience(self._inspection_deadline_s)
         reading = await self._begin_inspection(sysfs, address, allocated, patience)
         if reading is not None and await reading.ends_within(self._inspection_deadline_s, patience):
@@ -112,8 +117,9 @@ class ThreadedReader:
         allocated: Collection[InspectedKey] = (),
         poll: Observation | None = None,
         selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> InspectionResults:
-        sysfs = self._sysfs.choosing(selectors)
+        sysfs = self._sysfs.choosing(selectors, errors)
         batch = _Batch([address for address in addresses if address not in self._threads], poll)
         if not batch.addresses:
             return {}

@@ -16,6 +16,7 @@ from typing import Final, final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpuactors.core.values.dead_signs import NO_ERRORS, KnownErrors
 from gpuactors.core.values.model import PciAddress, PciFunction, is_pci_address, pci_address
 from gpuactors.core.values.selector import Selector, matches
 from gpuactors.core.values.text import encodable
@@ -78,8 +79,7 @@ _NO_GROUP: Final = IommuGroup()
 @final
 class SysfsReader:
     """Reads the selected functions, those that share an IOMMU group with them, and the physical function of each SR-IOV
-    virtual function among these. Keeps nothing between calls but
-    the first count of errors of the port above each, and the last reader of other selectors."""
+    virtual function among these. Keeps nothing between calls but the last reader of other selectors."""
 
     def __init__(
         self,
@@ -87,8 +87,9 @@ class SysfsReader:
         selectors: tuple[Selector, ...],
         names: PciIds,
         of: SysfsReader | None = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> None:
-        """`of`: another reader of the same host, which knows what this one knows."""
+        """`of`: another reader of the same host, whose readers of files this one uses."""
         self._bus = root.real(PCI_DEVICES)
         self._groups = root.real(IOMMU_GROUPS)
         self._root = root
@@ -99,18 +100,20 @@ class SysfsReader:
         """The vendors of the functions that may be selected; None among them stands for any."""
         self._names = names
         self._nvidia: NvidiaGpus = of._nvidia if of is not None else NvidiaGpus(root)
-        self._first_port_errors: dict[PciAddress, tuple[int | None, int | None]]
-        self._first_port_errors = of._first_port_errors if of is not None else {}
-        """The presence of each function, and the count of the port above when it was first read."""
+        self._errors = errors
         self._other = self
-        """The reader that `choosing` returned last: after a reload all scans and inspections ask for the same one."""
+        """The reader that `choosing` returned last: all scans and inspections after a reload ask for the same one."""
 
-    def choosing(self, selectors: tuple[Selector, ...] | None) -> SysfsReader:
-        """Return a reader of what these selectors choose; None: itself."""
-        if selectors is None or selectors == self._selectors:
+    def choosing(
+        self, selectors: tuple[Selector, ...] | None, errors: KnownErrors = NO_ERRORS
+    ) -> SysfsReader:
+        """Return a reader of what these selectors choose, None: the same, that does not read the configuration space of
+        a function after one of these errors, or a new one."""
+        wanted = (self._selectors if selectors is None else selectors), errors
+        if wanted == (self._selectors, self._errors):
             return self
-        if selectors != self._other._selectors:
-            self._other = SysfsReader(self._root, selectors, self._names, self)
+        if wanted != (self._other._selectors, self._other._errors):
+            self._other = SysfsReader(self._root, wanted[0], self._names, self, errors)
         return self._other
 
     def scan(
@@ -362,7 +365,7 @@ class SysfsReader:
         fatal_errors = has_fatal_errors(directory.content)
         errors_of_port = port_fatal_errors(directory.content)
         # A read of `config` waits while the kernel resets its link after a fatal error: seconds, or a minute.
-        is_known_dead = fatal_errors or self._has_grown(address, directory.path, errors_of_port)
+        is_known_dead = fatal_errors or self._is_known_dead(address, directory.path, errors_of_port)
         is_function_silent = not is_known_dead and is_silent(directory.content, vfio_bound=vfio_bound)
         methods = reset_methods(directory.content, directory.has) if vfio_bound else None
         # Last, so that a function that vanished while it was read is not taken for one without a driver.
@@ -401,15 +404,12 @@ class SysfsReader:
             port_fatal_errors=errors_of_port,
         )
 
-    def _has_grown(self, address: PciAddress, path: str, errors: int | None) -> bool:
-        """Return whether the port above has counted a fatal error since the function was first read: it is dead."""
-        presence, first = self._first_port_errors.get(address, (None, None))
-        if errors in (first, None):
-            return False
-        if first is not None and presence == presence_of(path):
+    def _is_known_dead(self, address: PciAddress, path: str, errors_of_port: int | None) -> bool:
+        """Return whether the function is dead by the errors that are known, or the port above has counted one since."""
+        last, dead = self._errors.of_ports.get(address), self._errors.dead.get(address)
+        if last is not None and errors_of_port is not None and errors_of_port > last:
             return True
-        self._first_port_errors[address] = (presence_of(path), errors)
-        return False
+        return dead is not None and dead.presence == presence_of(path)
 
     def _host_nodes(self, address: PciAddress, directory: Directory, driver: str | None) -> tuple[str, ...]:
         """Return the value of `PciFunction.host_nodes`."""

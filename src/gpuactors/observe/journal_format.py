@@ -31,7 +31,7 @@ from gpuactors.core.values.effects import Effect, Level, Log, Reply
 from gpuactors.core.values.model import DeviceList, PciAddress, ResourceName, differences
 from gpuactors.ports.node import Step
 
-FORMAT: Final = 19
+FORMAT: Final = 20
 """The number of the format. It is raised when a reader of the last format would misread the next, or miss something in
 it; no version reads another format than its own."""
 

@@ -20,6 +20,7 @@ from gpuactors.core.kinds.sets import KnownSets
 from gpuactors.core.reports.snapshot import Outputs, PollTarget
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cdi import CdiSpecs
+from gpuactors.core.values.dead_signs import NO_ERRORS, DeadSigns, KnownErrors
 from gpuactors.core.values.device_spec import DeviceSpecs
 from gpuactors.core.values.effects import Answer, Effect
 from gpuactors.core.values.mediated import HostPart
@@ -56,11 +57,14 @@ class HostReader(Protocol):
     """Reads sysfs and /dev. Never opens a device, never reads what can block on the event path."""
 
     async def scan(
-        self, allocated: Collection[InspectedKey] = (), selectors: Selectors = None
+        self,
+        allocated: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> tuple[HostPart, ...]:
         """Return every function that the selectors match or that is `allocated` (a pod has it, whatever is selected
         now), and the other members of their IOMMU groups; every mediated device, and the functions that it is a part
-        of.
+        of. The configuration space of a function is not read after one of the known `errors`, or a new one.
 
         Raises `HostError` if the bus cannot be listed at all.
         """
@@ -70,6 +74,7 @@ class HostReader(Protocol):
         address: InspectedKey,
         allocated: Collection[InspectedKey] = (),
         selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> tuple[HostPart, ...]:
         """Return the function at `address` and the members of its IOMMU group, if the selectors match any of them or
         any is `allocated`; else nothing. Of the key of a mediated device, return it, and the functions that it is a
@@ -82,6 +87,7 @@ class HostReader(Protocol):
         allocated: Collection[InspectedKey] = (),
         poll: Observation | None = None,
         selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
     ) -> InspectionResults:
         """Return the result of `inspect` for each, or its error, in little more than the time of one. A function that
         did not answer at once, and any after it, is left out, and is to be inspected by itself. `poll` is carried out
@@ -355,6 +361,17 @@ class VgpuTypesFile(Protocol):
 
     async def write(self, cards: Mapping[PciAddress, CardTypes], /) -> None:
         """Replace the stored names by these. Raises `StateFileError`."""
+
+
+class DeadSignsFile(Protocol):
+    """The signs of dead functions, kept from one daemon of this boot to the next."""
+
+    async def read(self) -> DeadSigns:
+        """Return the signs that this node's daemons have kept in this boot; none if there was none. Raises
+        `StateFileError`, also where the disk does not answer in time."""
+
+    async def write(self, signs: DeadSigns, /) -> None:
+        """Replace the stored signs by these. Raises `StateFileError`."""
 
 
 class SpecDirectory(Protocol):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -139,6 +138,8 @@ class HostTree:
         self.waits_silently = waits_silently
         self._make_node_at = make_node or _plain_file
         self._functions: dict[str, _Plugged] = {}
+        self._retired: Final = root / ".retired"
+        """The directories of functions that are gone, empty."""
         self._seqnum = 1000
         self._tenants = Tenants(root) if tenants is None else tenants
         self._vfio = Vfio(
@@ -587,7 +588,7 @@ class HostTree:
 
     def hollow(self, address: str) -> None:
         """The function vanishes half way: listed on the bus, but its directory is gone. `unplug` finishes it."""
-        shutil.rmtree(self.device_dir(address))
+        self._retire(self.device_dir(address))
 
     def remove_node(self, node: str) -> None:
         """A device node (path of the host, `/dev/vfio/51`) is not there."""
@@ -732,8 +733,17 @@ class HostTree:
         if plugged.group is not None:
             self._vfio.leave_group(plugged)
         del self._functions[plugged.spec.address]
-        shutil.rmtree(self.root / f"sys{plugged.devpath}", ignore_errors=True)
+        self._retire(self.root / f"sys{plugged.devpath}")
         yield self._pci_uevent("remove", plugged)
+
+    def _retire(self, directory: Path) -> None:
+        """Remove a function's directory, whose inode is never used again, as in sysfs (fs/kernfs, kernfs_ino)."""
+        if not directory.is_dir():
+            return
+        for path in list(directory.iterdir()):
+            clear(path)
+        self._retired.mkdir(exist_ok=True)
+        directory.rename(self._retired / str(directory.stat().st_ino))
 
     # --- vGPUs of NVIDIA's vendor VFIO ------------------------------------------------------------------------
 

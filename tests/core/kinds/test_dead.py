@@ -9,15 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuactors.core.events.host import InspectionFailed
+from gpuactors.core.events.daemon import PredecessorGone
+from gpuactors.core.events.host import (
+    FunctionInspected,
+    FunctionsInspected,
+    HostChanged,
+    HostScanned,
+    InspectionFailed,
+)
 from gpuactors.core.kinds.dead import dead
 from gpuactors.core.kinds.table import slice_name
+from gpuactors.core.reports.snapshot import project
+from gpuactors.core.step import initial_state
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import DraHealth
+from gpuactors.core.values.dead_signs import DeadSign, DeadSigns, KnownErrors
 from gpuactors.core.values.effects import Refused
-from gpuactors.core.values.model import Health, PciFunction, device_key, pci_address
+from gpuactors.core.values.model import Health, PciFunction, Role, Sign, device_key, pci_address
 from gpuactors.core.values.slices import BlockKind, BlockReason
-from tests.core.builders import A, B, Core, allocate_call, audio, gpu, node, only
+from tests.core.builders import SETTINGS, A, B, Core, allocate_call, audio, gpu, node, only
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
 AUDIO: Final = pci_address("0000:01:00.1")
@@ -111,6 +121,108 @@ def test_a_count_of_the_port_that_is_read_late_is_no_sign() -> None:
     assert core.device_list()[A] == Health.HEALTHY
 
 
+KEPT: Final = {A: DeadSign(11, Sign.SILENT)}
+
+
+def after_restart(*functions: PciFunction) -> Core:
+    """A daemon that starts with what another one has kept."""
+    core = Core()
+    core.state = initial_state(SETTINGS, dead_signs=KEPT)
+    core.feed(HostScanned(1, functions))
+    return core
+
+
+def test_a_dead_gpu_stays_dead_over_a_restart_until_it_was_enumerated_again() -> None:
+    core = after_restart(WELL, gpu(B))
+    assert core.device_list() == {A: Health.UNHEALTHY, B: Health.HEALTHY}
+    assert core.reason(A).startswith("it does not answer")
+    core.inspect(A)
+    core.inspect(A, WELL)
+    assert core.device_list()[A] == Health.UNHEALTHY, "a selector had left it out"
+    core.inspect(A, replace(WELL, presence=12))
+    assert core.device_list()[A] == Health.HEALTHY
+    assert core.state.host.dead_signs == {}
+
+
+def test_a_gpu_that_was_enumerated_again_while_no_daemon_ran_is_well() -> None:
+    core = after_restart(replace(WELL, presence=12), gpu(B))
+    assert core.device_list() == {A: Health.HEALTHY, B: Health.HEALTHY}
+    assert core.state.host.dead_signs == {}, "the file is written without it"
+
+
+def test_a_sign_is_kept_for_a_function_that_is_not_there() -> None:
+    assert after_restart(gpu(B)).state.host.dead_signs == KEPT
+
+
+def test_a_sign_says_nothing_of_a_function_whose_presence_is_unknown() -> None:
+    core = after_restart(replace(WELL, presence=0), gpu(B))
+    assert core.device_list()[A] == Health.HEALTHY
+    assert core.state.host.dead_signs == KEPT
+
+
+@pytest.mark.parametrize(
+    ("function", "health", "kept"),
+    [
+        (WELL, Health.UNHEALTHY, KEPT),
+        (replace(WELL, presence=12), Health.HEALTHY, {}),
+        (replace(FATAL, presence=12), Health.UNHEALTHY, {A: DeadSign(12, Sign.FATAL)}),
+    ],
+    ids=["the same", "another", "another dead one"],
+)
+def test_a_daemon_that_takes_over_knows_what_the_one_before_has_kept(
+    function: PciFunction, health: Health, kept: DeadSigns
+) -> None:
+    core = node(function, gpu(B))
+    core.state = replace(core.state, daemon=replace(core.state.daemon, role=Role.TAKING_OVER))
+    core.feed(PredecessorGone("handed over", dead_signs=KEPT))
+    assert core.device_list()[A] == health
+    assert core.state.host.dead_signs == kept
+
+
+@pytest.mark.parametrize(
+    ("function", "sign"),
+    [
+        (SILENT, Sign.SILENT),
+        (FATAL, Sign.FATAL),
+        (replace(WELL, port_fatal_errors=4), Sign.PORT),
+        (WELL, None),
+        (replace(SILENT, presence=0), None),
+    ],
+)
+def test_what_is_kept_is_the_first_sign_of_each_function(function: PciFunction, sign: Sign | None) -> None:
+    core = node(replace(WELL, port_fatal_errors=3), gpu(B))
+    core.inspect(A, function)
+    kept = {} if sign is None else {A: DeadSign(11, sign)}
+    assert core.state.host.dead_signs == kept
+    core.inspect(A, replace(WELL, is_silent=True, has_fatal_errors=True, port_fatal_errors=7))
+    assert core.state.host.dead_signs == (kept or {A: DeadSign(11, Sign.SILENT)})
+
+
+def test_inspections_that_come_together_forget_no_sign() -> None:
+    core = node(WELL, replace(gpu(B, 7), presence=21))
+    core.feed(HostChanged(A, None, "change pci"), HostChanged(B, None, "change pci"))
+    numbers = core.state.host.inspections.functions
+    beside = replace(gpu(B, 7), presence=21)
+    core.feed(
+        FunctionsInspected(
+            (
+                FunctionInspected(numbers[A], A, (SILENT, beside)),
+                FunctionInspected(numbers[B], B, (WELL, beside)),
+            )
+        )
+    )
+    assert core.device_list()[A] == Health.UNHEALTHY
+
+
+def test_a_read_is_requested_with_the_errors_that_are_known() -> None:
+    core = node(replace(WELL, port_fatal_errors=3), gpu(B))
+    assert project(core.state).inspections.errors == KnownErrors({}, {A: 3})
+    core.inspect(A, replace(WELL, port_fatal_errors=4))
+    assert project(core.state).inspections.errors == KnownErrors({A: DeadSign(11, Sign.PORT)}, {A: 4})
+    before = initial_state(SETTINGS, dead_signs=KEPT)
+    assert project(before).inspections.errors == KnownErrors(KEPT, {}), "also with the first scan"
+
+
 def test_a_failed_inspection_does_not_bring_it_back() -> None:
     core = node(WELL, gpu(B))
     core.inspect(A, SILENT)
@@ -186,13 +298,14 @@ def test_whatever_inspections_find_a_dead_gpu_is_out_and_counted_once(
     seen: list[PciFunction], has_pod: bool
 ) -> None:
     core = node(WELL, gpu(B), ledger={A: "vm-1"} if has_pod else {})
-    was_silent: set[int] = set()
+    dead_presence = 0
     for function in seen:
         core.inspect(A, function)
-        was_silent = {function.presence} & (
-            was_silent | ({function.presence} if function.is_silent else set())
-        )
-        is_dead = function.has_fatal_errors or function.presence in was_silent
+        if function.is_silent or function.has_fatal_errors:
+            dead_presence = function.presence
+        elif function.presence != dead_presence:
+            dead_presence = 0
+        is_dead = dead_presence != 0
         healthy = has_pod or not is_dead
         assert core.device_list()[A] == (Health.HEALTHY if healthy else Health.UNHEALTHY)
         assert free(core) == (1 if has_pod or is_dead else 2)

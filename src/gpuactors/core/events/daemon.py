@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from gpuactors.core.values.dead_signs import DeadSigns
 from gpuactors.core.values.model import PciAddress, ResourceName
 from gpuactors.core.values.selector import Selector
 from gpuactors.core.values.vgpu import CardTypes, OwnVgpuType
@@ -28,6 +29,8 @@ class PredecessorGone(Struct, frozen=True, gc=False):
     last serving daemon, which may have started later than this one, is among them."""
     vgpu_types: Mapping[PciAddress, CardTypes] = field(default_factory=dict)
     """The names of vGPU types that this node's daemons have read in this boot, as their file has them now."""
+    dead_signs: DeadSigns = field(default_factory=dict)
+    """The signs that functions are dead, as this node's daemons have kept them in this boot."""
 
 
 class HandOverRequested(Struct, frozen=True, gc=False):

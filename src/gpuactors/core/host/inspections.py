@@ -30,9 +30,11 @@ from gpuactors.core.events.host import (
     InspectionFailed,
     ScanFailed,
 )
+from gpuactors.core.host.dead_signs import remembered, signed, with_function, with_sign
 from gpuactors.core.host.vgpu_names import learned
 from gpuactors.core.requests import Refresh, asked
 from gpuactors.core.state import Host, NodeState
+from gpuactors.core.values.dead_signs import DeadSigns
 from gpuactors.core.values.mediated import HostPart, MediatedDevice
 from gpuactors.core.values.model import (
     DeviceKey,
@@ -222,6 +224,14 @@ def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> N
     return _again_soon(state, event, at) if event.shortage else state
 
 
+def with_remembered_signs(host: Host, before: DeadSigns) -> Host:
+    """Return the host with the signs that an earlier daemon has kept."""
+    signs = remembered(host.dead_signs, before, host.functions)
+    return _with_changed(
+        replace(host, dead_signs=signs), {f.address: f for f in signed(host.functions, signs)}
+    )
+
+
 def _scan_back(inspections: Inspections, due_at: float) -> Inspections:
     """End the outstanding scan; the next one is due at `due_at`, or at once if one was requested meanwhile."""
     again = inspections.whole.again
@@ -268,14 +278,17 @@ def _with_results(
     host: Host, results: Iterable[tuple[int, Mapping[InspectedKey, HostPart | None]]], at: float
 ) -> Host:
     """Apply the results of inspections, by their numbers, one after the other. None: no function is at that address."""
-    seen, short, changed = dict(host.seen), host.short, dict[InspectedKey, HostPart | None]()
+    seen, short, signs = dict(host.seen), host.short, host.dead_signs
+    changed: dict[InspectedKey, HostPart | None] = {}
     for number, functions_seen in results:
         for address, function in functions_seen.items():
             seen_before = seen.get(address)
             function_before = changed[address] if address in changed else known(host, address)
             if seen_before is not None and seen_before.inspection > number:
                 continue
-            now = _with_identity(function, function_before) if function is not None else None
+            now = _with_identity(function, function_before, signs) if function is not None else None
+            if isinstance(now, PciFunction):
+                signs = with_function(signs, now)
             is_unchanged = seen_before is not None and now == function_before
             seen[address] = Seen(
                 number, at, seen_before.changed_at if seen_before is not None and is_unchanged else at
@@ -285,7 +298,7 @@ def _with_results(
             if now != function_before:
                 changed[address] = now
     host = _with_changed(host, changed) if changed else host
-    return replace(host, seen=seen, short=short)
+    return replace(host, seen=seen, short=short, dead_signs=signs)
 
 
 def _with_changed(host: Host, changed: Mapping[InspectedKey, HostPart | None]) -> Host:
@@ -307,12 +320,13 @@ def _updated(known: Mapping[_K, _V], changed: Mapping[_K, _V | None]) -> Mapping
     return present if present.keys() <= known.keys() else dict(sorted(present.items()))
 
 
-def _with_identity(part: HostPart, last: HostPart | None) -> HostPart:
+def _with_identity(part: HostPart, last: HostPart | None, signs: DeadSigns) -> HostPart:
     """Keep the last identity of what cannot be read just now: a GPU must not fall out of its resource, or out of
-    kubelet's list, because one read failed."""
+    kubelet's list, because one read failed. A function gets the sign that it is dead."""
     if isinstance(part, MediatedDevice):
         return _with_type(part, last) if isinstance(last, MediatedDevice) else part
-    return _with_ids(part, last if isinstance(last, PciFunction) else None)
+    before = last if isinstance(last, PciFunction) else None
+    return _with_ids(with_sign(part, before, signs), before)
 
 
 def _with_type(device: MediatedDevice, last: MediatedDevice) -> MediatedDevice:
@@ -335,8 +349,6 @@ def _with_ids(function: PciFunction, last: PciFunction | None) -> PciFunction:
     if last is not None and function.physical is None and function.presence == last.presence != 0:
         # Both links go first when a virtual function is removed; it is there until no process has it open.
         function = replace(function, physical=last.physical)
-    if last is not None and function.presence == last.presence != 0:
-        function = _with_signs(function, last)
     if function.fault is None or last is None:
         return function
     return replace(
@@ -349,25 +361,6 @@ def _with_ids(function: PciFunction, last: PciFunction | None) -> PciFunction:
         physical=function.physical or last.physical,
         vfio_bound=function.vfio_bound or (function.driver is None and last.vfio_bound),
         vgpu=_with_vgpu_type(function, last),
-    )
-
-
-def _with_signs(function: PciFunction, last: PciFunction) -> PciFunction:
-    """Keep the signs that a function is dead, until the kernel has enumerated it again (adr/0024).
-
-    One that answers again has lost its state. The count of the port above does not begin again with the function: it is
-    a sign where it has grown.
-    """
-    before, now = last.port_fatal_errors, function.port_fatal_errors
-    is_silent = function.is_silent or last.is_silent
-    has_port_errors = last.has_port_errors or (before is not None and now is not None and now > before)
-    if now is not None and (is_silent, has_port_errors) == (function.is_silent, False):
-        return function
-    return replace(
-        function,
-        is_silent=is_silent,
-        port_fatal_errors=before if now is None else now,
-        has_port_errors=has_port_errors,
     )
 
 

@@ -12,12 +12,14 @@ from typing import Final
 from gpuactors.core.kinds.viability import is_companion
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import PciFunction, device_key
+from gpuactors.core.values.model import PciFunction, Sign, device_key
 from gpuactors.core.values.status import Reason
 
-_SILENT: Final = "does not answer: its configuration space reads all ones although it is powered"
-_FATAL: Final = "has had a fatal PCIe error (aer_dev_fatal)"
-_OF_PORT: Final = "has had a fatal PCIe error (aer_rootport_total_err_fatal of the port above)"
+_WORDS: Final = {
+    Sign.SILENT: "does not answer: its configuration space reads all ones although it is powered",
+    Sign.FATAL: "has had a fatal PCIe error (aer_dev_fatal)",
+    Sign.PORT: "has had a fatal PCIe error (aer_rootport_total_err_fatal of the port above)",
+}
 
 
 def dead(device: Device) -> Reason | None:
@@ -27,29 +29,21 @@ def dead(device: Device) -> Reason | None:
     gets these with it, and a reset of the link below one bridge is a reset of each.
     """
     for unit in device.units:
-        if (sign := _sign(unit)) is not None:
+        if (sign := unit.sign) is not None:
             own = device_key(unit.address) == device.key
             return _reason(sign, unit, "it" if own else f"{unit.address}, which it is a part of,")
     if not device.units:
         return None
     function = device.units[0]
     for member in device.members:
-        if is_companion(function, member) and (sign := _sign(member)) is not None:
+        if is_companion(function, member) and (sign := member.sign) is not None:
             return _reason(sign, member, f"{member.address}, which goes with it,")
     return None
 
 
-def _sign(function: PciFunction) -> str | None:
-    if function.is_silent:
-        return _SILENT
-    if function.has_fatal_errors:
-        return _FATAL
-    return _OF_PORT if function.has_port_errors else None
-
-
-def _reason(sign: str, function: PciFunction, subject: str) -> Reason:
+def _reason(sign: Sign, function: PciFunction, subject: str) -> Reason:
     return Reason(
         Cause.DEAD,
-        f"{subject} {sign}; see the kernel's log, and have the kernel enumerate {function.address} again: write 1 to "
-        "its remove, then to /sys/bus/pci/rescan, or restart the node",
+        f"{subject} {_WORDS[sign]}; see the kernel's log, and have the kernel enumerate {function.address} again: "
+        "write 1 to its remove, then to /sys/bus/pci/rescan, or restart the node",
     )

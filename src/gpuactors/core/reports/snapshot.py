@@ -14,11 +14,13 @@ from gpuactors.core.deviceplugin.device_lists import is_ready
 from gpuactors.core.deviceplugin.entries import is_offered
 from gpuactors.core.deviceplugin.registration import PluginOrder, is_registered, order
 from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
+from gpuactors.core.host.dead_signs import known_errors
 from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.ledger.identity import alias_ids
 from gpuactors.core.partitions.outputs import NOTHING_WANTED, PartitionsWanted, partitions_wanted
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.dead_signs import NO_ERRORS, KnownErrors
 from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import (
     DeviceId,
@@ -81,6 +83,8 @@ class InspectionsWanted(Struct, frozen=True, gc=False):
     selectors: tuple[Selector, ...] = ()
     """The operator's selectors now. Whoever changes them requests a scan, and no earlier result shows what they
     choose."""
+    errors: KnownErrors = NO_ERRORS
+    """The known errors of functions, so that no read waits for the reset after one."""
 
 
 def asks_more(before: InspectionsWanted, now: InspectionsWanted) -> bool:
@@ -139,6 +143,7 @@ def project(state: NodeState) -> Outputs:
             _given(state.index.inspected_always, state.gpus.reserved.keys(), state.gpus.owed.keys()),
             _poll(state),
             state.daemon.settings.selectors,
+            known_errors(state.host.functions, state.host.dead_signs),
         ),
         ledger=_ledger(state),
         plugins={

@@ -29,6 +29,7 @@ from gpuactors.core.state.domains import NO_DOMAINS, Domains
 from gpuactors.core.state.gpus import NO_GPUS, Gpus
 from gpuactors.core.state.offered import NOTHING_OFFERED, Offered
 from gpuactors.core.state.partitions import Partitions
+from gpuactors.core.values.dead_signs import DeadSigns
 from gpuactors.core.values.device_spec import DeviceSpecs
 from gpuactors.core.values.mediated import MediatedDevices
 from gpuactors.core.values.model import (
@@ -82,6 +83,8 @@ class Host(Struct, frozen=True, gc=False):
     vgpu_types: Mapping[PciAddress, CardTypes] = field(default_factory=dict)
     """The names of the vGPU types of each physical card, by the physical function's address; see
     `host/vgpu_names.py`."""
+    dead_signs: DeadSigns = field(default_factory=dict)
+    """The remembered signs that functions are dead; see `host/dead_signs.py`."""
     sets: Mapping[SetSource, SetsOfSource] = field(default_factory=dict)
     """The sources of sets of devices that are read, with what was read last."""
 

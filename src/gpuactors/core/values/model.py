@@ -80,6 +80,17 @@ def is_bridge(class_code: str) -> bool:
     return class_code.startswith("06") and not class_code.startswith(_OTHER_BRIDGE)
 
 
+class Sign(StrEnum):
+    """A sign that a function is dead."""
+
+    SILENT = "silent"
+    """`PciFunction.is_silent`."""
+    FATAL = "fatal"
+    """`PciFunction.has_fatal_errors`."""
+    PORT = "port"
+    """`PciFunction.port_fatal_errors` has grown while the function was there."""
+
+
 class PciFunction(Struct, frozen=True, gc=False):
     """One PCI function as an inspection read it from sysfs and /dev."""
 
@@ -135,8 +146,7 @@ class PciFunction(Struct, frozen=True, gc=False):
     """True if it is an SR-IOV virtual function without a link to its physical one: it was just added, or its removal
     waits for a process that has it open. Always False before Linux 5.13."""
     is_silent: bool = False
-    """True if its configuration space reads all ones although it is powered: no function answers. The core keeps it
-    until the function is enumerated again."""
+    """True if its configuration space reads all ones although it is powered: no function answers."""
     has_fatal_errors: bool = False
     """True if the kernel has counted a fatal PCIe error of it since it was enumerated."""
     reset_methods: tuple[str, ...] | None = None
@@ -144,9 +154,8 @@ class PciFunction(Struct, frozen=True, gc=False):
     there is none; None if unknown, and on any other driver than a vfio driver."""
     port_fatal_errors: int | None = None
     """The fatal PCIe errors that the root port directly above has received since the boot; None if unknown."""
-    has_port_errors: bool = False
-    """True if that number has grown while the function was there. Only the core knows, and keeps it until the function
-    is enumerated again."""
+    sign: Sign | None = None
+    """The first sign that it is dead, also where it shows none now; None if it has none. Only the core knows."""
 
     @property
     def is_virtual(self) -> bool:

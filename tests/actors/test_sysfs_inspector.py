@@ -24,8 +24,8 @@ from gpuactors.core.events.host import (
     SomeGroupsObserved,
 )
 from gpuactors.core.reports.snapshot import InspectionsWanted, PollTarget, PollWanted
-from gpuactors.core.values.dead_signs import NO_ERRORS, KnownErrors
-from gpuactors.core.values.model import GroupUse, InspectedKey, PciAddress, PciFunction
+from gpuactors.core.values.dead_signs import NO_ERRORS, DeadSign, KnownErrors
+from gpuactors.core.values.model import GroupUse, InspectedKey, PciAddress, PciFunction, Sign
 from gpuactors.host.reader import INSPECTION_CONCURRENCY
 from gpuactors.ports.errors import HostError
 from gpuactors.ports.node import InspectionResults, Observation, Selectors
@@ -342,6 +342,59 @@ async def test_a_poll_delays_no_inspection_nor_one_that_hangs_the_poll(
             uses.go.set()
             assert await inbox.receive() == SomeGroupsObserved(3, USES)
             nursery.cancel_scope.cancel()
+
+
+class Told(HalfStuck):
+    """One that keeps the errors that it is told of, and answers only by itself."""
+
+    def __init__(self) -> None:
+        self.errors: list[KnownErrors] = []
+
+    async def scan(
+        self,
+        given: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
+    ) -> tuple[PciFunction, ...]:
+        await trio.lowlevel.checkpoint()
+        self.errors.append(errors)
+        return ()
+
+    async def inspect(
+        self,
+        address: InspectedKey,
+        given: Collection[InspectedKey] = (),
+        selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
+    ) -> tuple[PciFunction, ...]:
+        await trio.lowlevel.checkpoint()
+        self.errors.append(errors)
+        return ()
+
+    async def inspect_all(
+        self,
+        addresses: Sequence[InspectedKey],
+        given: Collection[InspectedKey] = (),
+        beside: Observation | None = None,
+        selectors: Selectors = None,
+        errors: KnownErrors = NO_ERRORS,
+    ) -> InspectionResults:
+        await trio.lowlevel.checkpoint()
+        self.errors.append(errors)
+        return {}
+
+
+async def test_every_read_is_told_of_the_errors_that_are_known(autojump_clock: MockClock) -> None:
+    errors = KnownErrors({FINE: DeadSign(4711, Sign.SILENT)}, {})
+    host, wanted = Told(), Latest(InspectionsWanted(1, {FINE: 2}, frozenset(), errors=errors))
+    post, inbox = trio.open_memory_channel[Event](8)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sysfs_inspector.run, wanted.subscribe(), host, Uses(), post)
+            await inbox.receive()
+            await inbox.receive()
+            nursery.cancel_scope.cancel()
+    assert host.errors == 3 * [errors], "scan, inspect_all and inspect"
 
 
 class Broken(HalfStuck):

@@ -144,6 +144,13 @@ DEAD: Final = (
         f"{_RULE}::test_a_read_is_requested_with_the_errors_that_are_known",
     ),
     Mutation(
+        "a scan is not told of the errors that are known",
+        "actors/sysfs_inspector.py",
+        "host.scan(wanted.given, wanted.selectors, wanted.errors)",
+        "host.scan(wanted.given, wanted.selectors)",
+        "tests/actors/test_sysfs_inspector.py::test_every_read_is_told_of_the_errors_that_are_known",
+    ),
+    Mutation(
         "a virtual function is dead by its ids alone",
         "host/signs.py",
         "CONFIG_BYTES: Final = 16\n",

@@ -32,6 +32,13 @@ DEAD: Final = (
         f"{_RULE}::test_no_claim_gets_a_dead_gpu_and_its_taint_says_so",
     ),
     Mutation(
+        "a claim is given a GPU whose inspection has just failed",
+        "core/gpus/exclusion.py",
+        "        if device.fault is not None:\n",
+        "        if device.fault is None and device.fault is not None:\n",
+        f"{_RULE}::test_a_claim_waits_for_a_gpu_whose_inspection_has_failed_and_may_have_missed_its_death",
+    ),
+    Mutation(
         "a GPU that answers again is back",
         "core/host/dead_signs.py",
         "    if known is not None and _is_same(function, known.presence):\n",

@@ -252,6 +252,19 @@ def test_no_claim_gets_a_dead_gpu_and_its_taint_says_so(sign: str, driver: str) 
     assert core.acts == []
 
 
+@pytest.mark.parametrize("sign", SIGNS)
+def test_a_claim_waits_for_a_gpu_whose_inspection_has_failed_and_may_have_missed_its_death(sign: str) -> None:
+    core = ClaimCore(gpu(A, 7, driver="nvidia"))
+    known = core.functions[A]
+    core.changed(replace(known, fault="the inspection did not end in time"))
+    token = core.prepare(allocated(name("one"), A))
+    assert (core.acts, core.answer(token)) == ([], None)
+    shown = SIGNS[sign][0]
+    core.changed(replace(known, is_silent=shown.is_silent, has_fatal_errors=shown.has_fatal_errors))
+    assert SIGNS[sign][1] in core.refusal(token)
+    assert core.acts == []
+
+
 def test_the_status_of_a_claims_pod_shows_that_its_gpu_died() -> None:
     core = ClaimCore(gpu(A, 7, driver="nvidia"))
     core.answer(core.prepare(allocated(name("one"), A)))

@@ -141,6 +141,9 @@ def conflict(state: NodeState, entry: ClaimRecord) -> Conflict | None:
             return Conflict(_about(key, unseen))
         if sign := dead(device):
             return Conflict(_about(key, sign), is_final=True)
+        if device.fault is not None:
+            # What was known of it before the inspection failed would give away one that has died since.
+            return Conflict(_about(key, Reason(Cause.UNREADABLE, device.fault)))
         fabric = kind_of(device).of_the_hosts_fabric(device, hosts_fabric(state))
         if never := another_model(state, entry, device) or fabric:
             return Conflict(never, is_final=True)

@@ -48,6 +48,9 @@ SETS_EVERY: Final = 16
 FABRICS_EVERY: Final = 32
 """The same of nodes with sets of devices."""
 
+DEAD_EVERY: Final = 16
+"""The same of nodes whose cards die; half of them serve claims."""
+
 INTERRUPTED: Final = 130
 """The exit code of a process that SIGINT has ended, as a shell has it."""
 
@@ -79,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.vgpus_every,
         options.sets_every,
         options.fabrics_every,
+        options.dead_every,
     )
     size = f"{options.histories} histories" if options.histories is not None else f"{options.minutes:g} min"
     print(f"Seed {seed}, {plan.workers} processes, {size}.", flush=True)
@@ -161,6 +165,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="one node in so many activates the partitions of an NVLink fabric; 0: none, else 6 or more (default: "
         f"{FABRICS_EVERY})",
+    )
+    parser.add_argument(
+        "--dead-every",
+        type=int,
+        default=DEAD_EVERY,
+        metavar="N",
+        help=f"one node in so many has cards that die; 0: none, else 7 or more (default: {DEAD_EVERY})",
     )
     parser.add_argument(
         "--script",

@@ -182,6 +182,7 @@ class Answers:
             and world.is_viable(group)
             and world.is_bound(card)
             and world.can_be_opened(card)
+            and not world.may_be_dead(card)
         )
 
     def _unowned(self, call: AllocateAsked) -> set[str]:

@@ -90,6 +90,8 @@ class Plan:
     """The same of sets of devices."""
     fabrics_every: int = 0
     """The same of partitions that the daemons activate; every other one serves claims as well."""
+    dead_every: int = 0
+    """The same of cards that die; every other one serves claims as well."""
 
     @property
     def played(self) -> tuple[Serves, ...]:
@@ -105,6 +107,8 @@ class Plan:
             Serves.SETS: self.sets_every,
             Serves.FABRIC: self.fabrics_every,
             Serves.CLAIMED_FABRIC: self.fabrics_every,
+            Serves.DEAD: self.dead_every,
+            Serves.CLAIMED_DEAD: self.dead_every,
         }
         return tuple(of for of, number in every.items() if number)
 
@@ -129,11 +133,16 @@ def play_part(plan: Plan, part: int, on_played: Callable[[Played], bool]) -> Non
 
 def _numbered(plan: Plan, part: int) -> Iterator[tuple[Serves, int]]:
     """A worker's histories. Those with compute domains, with a second administrator, with parts of cards, with vGPUs,
-    with sets, and with partitions have numbers of their own, so that without them the others are the same ones."""
+    with sets, with partitions, and with cards that die have numbers of their own, so that without them the others are
+    the same ones."""
     turns, numbers, parts = itertools.count(1), itertools.count(), itertools.count()
-    vgpus, sets, fabrics = itertools.count(), itertools.count(), itertools.count()
+    vgpus, sets, fabrics, dead = (itertools.count() for _ in range(4))
     others, theirs = itertools.count(), itertools.count()
     for turn in turns:
+        if plan.dead_every and turn % plan.dead_every == plan.dead_every - 6:
+            nth = next(dead)
+            yield (Serves.CLAIMED_DEAD if nth % 2 else Serves.DEAD), part + plan.workers * nth
+            continue
         if plan.fabrics_every and turn % plan.fabrics_every == plan.fabrics_every - 5:
             nth = next(fabrics)
             yield (Serves.CLAIMED_FABRIC if nth % 2 else Serves.FABRIC), part + plan.workers * nth

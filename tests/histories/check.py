@@ -34,6 +34,7 @@ from tests.histories.truth import (
     ANY,
     HEALTHY,
     NOT_OFFERED,
+    UNHEALTHY,
     Lists,
     agree,
     expected,
@@ -152,6 +153,12 @@ def unsettled(world: World) -> list[str]:
         for address in world.waiting()
         if any(devices.get(address, ANY) != ANY for devices in wanted.values())
         and causes.get(address) is not Cause.UNBINDING
+        and not world.may_be_dead(address)
+    ]
+    unmet += [
+        f"{address}: the cause should be that it is dead, not {causes.get(address)}"
+        for address in _free_dead(world, wanted)
+        if causes.get(address) is not Cause.DEAD
     ]
     unmet += [f"{r}: kubelet has lost the plugin's stream" for r in sorted(served - unseen - view.connected)]
     serving = [daemon.name for daemon in world.serving if daemon.is_serving]
@@ -159,6 +166,12 @@ def unsettled(world: World) -> list[str]:
         unmet.append(f"exactly one daemon should serve, but these do: {', '.join(serving) or 'none'}")
     unmet += [f"{daemon.name} is still about to take over" for daemon in world.serving if daemon.is_waiting]
     return unmet + _figures(world, wanted, lists) + _pods(world)
+
+
+def _free_dead(world: World, wanted: Lists) -> list[str]:
+    """The dead cards that are listed, and that no pod has."""
+    listed = {card for devices in wanted.values() for card, health in devices.items() if health == UNHEALTHY}
+    return sorted(card for card in listed - {g.device for g in given_by_us(world)} if world.is_dead(card))
 
 
 def _figures(world: World, wanted: Lists, lists: Lists) -> list[str]:
@@ -218,6 +231,7 @@ def _can_start_on(world: World, device: str, resource: str, holding: LedgerEntry
         and world.nodes_of(cards).issuperset(holding.nodes)
         and world.is_viable(group)
         and world.tree.holder_of(group) is None
+        and not world.may_be_dead(address)
     )
 
 
@@ -251,6 +265,8 @@ class Safety:
             sets.stepped(daemon, step, self._is_known_free)
         if (fabric := self._world.fabric) is not None:
             fabric.stepped(daemon, step, self._cards_of)
+        if (deaths := self._world.deaths) is not None:
+            deaths.stepped(daemon, step, self._cards_of)
         if self.rules is not None:
             self.rules.stepped(daemon, step)
 
@@ -291,9 +307,9 @@ class Safety:
         if world.problems:
             raise ViolationError("the daemon misbehaved", world.problems[0])
         self._answers.inspect()
-        of_sets = [*(world.sets.problems if world.sets is not None else ())]
-        of_sets += world.fabric.problems if world.fabric is not None else ()
-        for problem in (*self._answers.problems, *of_sets):
+        parts = (world.sets, world.fabric, world.deaths)
+        of_parts = (problem for part in parts if part is not None for problem in part.problems)
+        for problem in (*self._answers.problems, *of_parts):
             raise ViolationError(*problem)
         _check_swap(world)
         _check_owner(world)
@@ -464,12 +480,27 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
         _raise(await all_run(world, rules, partial(safety.check, time_passed=True)))
         safety.check(time_passed=True)
     silent = world.has_silent_removal() or (world.tree.waits_silently and world.waiting())
+    silent = silent or (world.deaths is not None and world.deaths.any_silent)
     missed_s = RESYNC_S if world.missed or silent else 0.0
     # What could not be read is read again ever more seldom: each fault that is still to come costs one such wait.
     late = world.faults.left(Fault.INSPECTION_FAILS, Fault.INSPECTION_HANGS)
     late_s = late * (UNSETTLED_INSPECTIONS_S[-1] + limits.INSPECTION_DEADLINE_S)
     late_s += world.faults.left(Fault.SCAN_FAILS, Fault.INSPECTOR_CRASHES) * SCAN_BACKOFF_S[-1]
-    deadline = trio.current_time() + missed_s + late_s + SETTLE_S
+    await _settled(world, safety, trio.current_time() + missed_s + late_s + SETTLE_S)
+    if long and rules is None:
+        await _stay_calm(world, safety)
+    if rules is not None:
+        # Kubelet's retries of a prepare may come minutes later: it is calm when all pods are gone.
+        check = partial(safety.check, time_passed=True)
+        _raise(await nothing_is_left(world, rules, check, long=long))
+        safety.check(time_passed=True)
+    if world.fabric is not None:
+        await _partitions_end(world, world.fabric, safety)
+    if rules is None and world.dead_places():
+        await _dead_come_back(world, safety)
+
+
+async def _settled(world: World, safety: Safety, deadline: float) -> None:
     while True:
         unmet = unsettled(world)
         safety.check(time_passed=True)
@@ -482,15 +513,30 @@ async def settle(world: World, safety: Safety, *, long: bool = False) -> None:
         if trio.current_time() >= deadline:
             raise ViolationError("kubelet's view does not settle", "; ".join(unmet))
         await trio.sleep(CHECK_EVERY_S)
-    if long and rules is None:
-        await _stay_calm(world, safety)
-    if rules is not None:
-        # Kubelet's retries of a prepare may come minutes later: it is calm when all pods are gone.
-        check = partial(safety.check, time_passed=True)
-        _raise(await nothing_is_left(world, rules, check, long=long))
+
+
+async def _dead_come_back(world: World, safety: Safety) -> None:
+    """All pods go, the kernel enumerates every card again that may be dead, and each is offered like any other."""
+    await _all_go(world, safety)
+    for place in world.dead_places():
+        world.enumerate_again(place)
+    await _settled(world, safety, trio.current_time() + SETTLE_S)
+
+
+async def _all_go(world: World, safety: Safety) -> None:
+    """No pod and no process has a card any more."""
+    for external in list(world.external):
+        world.end_external(external)
+    for name in list(world.kubelet.view.pods):
+        world.kubelet.delete(name, dies_after_s=0.0)
+    for pod in list(world.kubelet.containers):
+        world.kubelet.end_process(pod.name)
+    deadline = trio.current_time() + SETTLE_S
+    while world.kubelet.view.pods or world.kubelet.containers:
         safety.check(time_passed=True)
-    if world.fabric is not None:
-        await _partitions_end(world, world.fabric, safety)
+        if trio.current_time() >= deadline:
+            raise ViolationError("a pod does not end", ", ".join(world.kubelet.view.pods))
+        await trio.sleep(CHECK_EVERY_S)
 
 
 async def _partitions_end(world: World, fabric: Fabric, safety: Safety) -> None:

@@ -192,6 +192,8 @@ class ClaimRules:
         if node.administrator is not None and uid in node.administrator.disturbed:
             return False
         cards = node.given[uid]
+        if any(map(world.may_be_dead, cards)):
+            return False
         others = {c for i in world.kubelet.view.dra.claims if i.uid != uid for c in node.given[i.uid]}
         others |= {g.card for g in given_by_us(world) if g.card is not None} | others_cards(world).keys()
         if is_any_withheld(world):
@@ -222,7 +224,7 @@ class ClaimRules:
         if wrong := [text for uid in prepared if (text := self._answers.names_others(uid))]:
             return wrong
         if node.administrator is None:
-            return []
+            return _dead_offered(world, node)
         # The files of a claim are removed while one of its cards is off its vfio driver.
         drifted = {uid for uid in prepared if not all(world.is_bound(card) for card in node.given[uid])}
         uids = [uid for uid in prepared if uid not in node.forgotten_claims and uid not in drifted]
@@ -237,6 +239,8 @@ class ClaimRules:
         to go back to it; it is loaded when there is nothing else."""
         if self._world.take_parts_away():
             return ["the parts of cards are gone just now"]
+        if self._world.dead_places():
+            return self._left() or self._enumerated()
         him, left = self._node.administrator, self._left()
         if him is None or not him.is_late:
             return left + self._misplaced() + _not_offered(self._node)
@@ -244,6 +248,12 @@ class ClaimRules:
             him.load(NVIDIA)
             return [f"{NVIDIA} has been loaded just now"]
         return left
+
+    def _enumerated(self) -> list[str]:
+        """No claim has a card that may be dead: the kernel enumerates it again."""
+        for place in self._world.dead_places():
+            self._world.enumerate_again(place)
+        return ["dead cards have been enumerated again just now"]
 
     def _left(self) -> list[str]:
         """The traces of claims."""
@@ -307,6 +317,25 @@ def _is_cdi(content: bytes | None) -> bool:
         return bool(json.loads(content or b"")["devices"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return False
+
+
+def _dead_offered(world: World, node: ClaimsNode) -> list[str]:
+    """A dead card that nobody has is not offered without the taint that it is dead."""
+    has_owner = {c for info in world.kubelet.view.dra.claims for c in node.given[info.uid]} | node.allocated()
+    has_owner |= {g.card for g in given_by_us(world) if g.card is not None} | others_cards(world).keys()
+    dead = {
+        slice_name(DeviceKey(card))
+        for card in set(node.cards) - has_owner
+        if world.is_dead(card)
+        and (group := world.group_of(card)) is not None
+        and world.tree.holder_of(group) is None
+    }
+    devices = [d for s in node.api.slices(DRIVER) for d in s["spec"].get("devices") or ()]
+    return [
+        f"{d['name']} is dead, and is offered with the taints {d.get('taints')}"
+        for d in devices
+        if d["name"] in dead and str(Cause.DEAD) not in [t.get("value") for t in d.get("taints") or ()]
+    ]
 
 
 def _not_offered(node: ClaimsNode) -> list[str]:

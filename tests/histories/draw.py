@@ -149,6 +149,8 @@ def _kinds(world: World) -> dict[str, Kind]:
         return Serves.DOMAINS.kinds
     if world.fabric is not None:
         return (Serves.FABRIC if world.claims is None else Serves.CLAIMED_FABRIC).kinds
+    if world.deaths is not None:
+        return (Serves.DEAD if world.claims is None else Serves.CLAIMED_DEAD).kinds
     if world.claims is None:
         if world.sets is not None:
             return Serves.SETS.kinds

@@ -6,13 +6,22 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final
 
-from tests.histories import administrator_events, domain_events, fabric_events, part_events, set_events
+from tests.histories import (
+    administrator_events,
+    dead_events,
+    domain_events,
+    fabric_events,
+    part_events,
+    set_events,
+)
 from tests.histories.administrator import ADMINISTERED
 from tests.histories.administrator_events import ADMINISTRATOR_KINDS
 from tests.histories.claim_events import BESIDE, CLAIM_KINDS, OF_ANY_DRIVER
 from tests.histories.claims import CLAIMS
 from tests.histories.config_events import CONFIG_KINDS
 from tests.histories.daemon_events import DAEMON_KINDS
+from tests.histories.dead import DEAD
+from tests.histories.dead_events import DEAD_KINDS
 from tests.histories.domain_events import DOMAIN_KINDS
 from tests.histories.domains import DOMAINS
 from tests.histories.fabric import FABRIC
@@ -53,6 +62,7 @@ KINDS: Final[dict[str, Kind]] = {
         *CONFIG_KINDS,
         *FABRIC_KINDS,
         PAIR_CLAIMED,
+        *DEAD_KINDS,
     )
 }
 """By name, in a fixed order."""
@@ -82,6 +92,9 @@ OF_SETS: Final[frozenset[str]] = frozenset(kind.name for kind in (*SET_KINDS, *C
 OF_FABRIC: Final[frozenset[str]] = frozenset(kind.name for kind in (*FABRIC_KINDS, PAIR_CLAIMED))
 """Only on a node that activates partitions of an NVLink fabric (`--fabrics-every`)."""
 
+OF_DEAD: Final[frozenset[str]] = frozenset(kind.name for kind in DEAD_KINDS)
+"""Only on a node whose cards can die (`--dead-every`)."""
+
 DRAWN: Final[dict[str, Kind]] = {
     kind.name: kind
     for kind in that_can_happen(
@@ -96,6 +109,7 @@ DRAWN: Final[dict[str, Kind]] = {
         | OF_VGPUS
         | OF_SETS
         | OF_FABRIC
+        | OF_DEAD
     )
 }
 """The events that campaigns draw from, on a node that has neither claims of GPUs nor compute domains."""
@@ -191,6 +205,24 @@ DRAWN_WITH_CLAIMED_FABRIC: Final[dict[str, Kind]] = {
 }
 """The same where the daemons serve claims as well."""
 
+DRAWN_WITH_DEAD: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k for k in KINDS.values() if k.name in {*dead_events.BESIDE, *OF_DEAD} and k.name not in NOT_DRAWN
+    )
+}
+"""The same on a node whose cards can die."""
+
+DRAWN_WITH_CLAIMED_DEAD: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k
+        for k in KINDS.values()
+        if k.name in {*dead_events.BESIDE_WITH_CLAIMS, *OF_DEAD} and k.name not in NOT_DRAWN
+    )
+}
+"""The same where the daemons serve claims as well."""
+
 Pair = tuple[str, str]
 
 
@@ -209,6 +241,8 @@ PAIRS_WITH_CLAIMED_VGPUS: Final = pairs_of(DRAWN_WITH_CLAIMED_VGPUS)
 PAIRS_WITH_SETS: Final = pairs_of(DRAWN_WITH_SETS)
 PAIRS_WITH_FABRIC: Final = pairs_of(DRAWN_WITH_FABRIC)
 PAIRS_WITH_CLAIMED_FABRIC: Final = pairs_of(DRAWN_WITH_CLAIMED_FABRIC)
+PAIRS_WITH_DEAD: Final = pairs_of(DRAWN_WITH_DEAD)
+PAIRS_WITH_CLAIMED_DEAD: Final = pairs_of(DRAWN_WITH_CLAIMED_DEAD)
 
 
 class Serves(StrEnum):
@@ -224,6 +258,8 @@ class Serves(StrEnum):
     SETS = "with sets of devices"
     FABRIC = "with partitions of a fabric"
     CLAIMED_FABRIC = "with claims and partitions of a fabric"
+    DEAD = "with cards that die"
+    CLAIMED_DEAD = "with claims and cards that die"
 
     @property
     def bit(self) -> int:
@@ -239,6 +275,8 @@ class Serves(StrEnum):
             Serves.SETS: SETS,
             Serves.FABRIC: FABRIC,
             Serves.CLAIMED_FABRIC: CLAIMS | FABRIC,
+            Serves.DEAD: DEAD,
+            Serves.CLAIMED_DEAD: CLAIMS | DEAD,
         }[self]
 
     @property
@@ -255,6 +293,8 @@ class Serves(StrEnum):
             Serves.SETS: DRAWN_WITH_SETS,
             Serves.FABRIC: DRAWN_WITH_FABRIC,
             Serves.CLAIMED_FABRIC: DRAWN_WITH_CLAIMED_FABRIC,
+            Serves.DEAD: DRAWN_WITH_DEAD,
+            Serves.CLAIMED_DEAD: DRAWN_WITH_CLAIMED_DEAD,
         }[self]
 
     @property
@@ -271,6 +311,8 @@ class Serves(StrEnum):
             Serves.SETS: PAIRS_WITH_SETS,
             Serves.FABRIC: PAIRS_WITH_FABRIC,
             Serves.CLAIMED_FABRIC: PAIRS_WITH_CLAIMED_FABRIC,
+            Serves.DEAD: PAIRS_WITH_DEAD,
+            Serves.CLAIMED_DEAD: PAIRS_WITH_CLAIMED_DEAD,
         }[self]
 
 
@@ -279,6 +321,7 @@ def serves(seed: int) -> Serves:
     kinds = (
         Serves.CLAIMED_VGPUS,
         Serves.CLAIMED_FABRIC,
+        Serves.CLAIMED_DEAD,
         Serves.ADMINISTRATORS,
         Serves.CLAIMS,
         Serves.DOMAINS,
@@ -286,6 +329,7 @@ def serves(seed: int) -> Serves:
         Serves.PARTS,
         Serves.SETS,
         Serves.FABRIC,
+        Serves.DEAD,
     )
     return next((kind for kind in kinds if seed & kind.bit == kind.bit), Serves.PLUGIN)
 

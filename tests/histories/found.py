@@ -679,6 +679,19 @@ FOUND_WITH_FABRIC: Final[dict[str, tuple[int, Script]]] = {
 """On nodes that activate partitions of an NVLink fabric."""
 
 
+FOUND_WITH_DEAD: Final[dict[str, tuple[int, Script]]] = {
+    name: (seed, parse_script(script))
+    for name, (seed, script) in {
+        # It was reserved by what was known before the inspection failed, and bound.
+        "a claim comes for a silent card, whose inspection fails": (
+            1103819715071,
+            "inspections fail+0.3; a card falls silent@3; a pod with a claim comes@3+11",
+        ),
+    }.items()
+}
+"""On nodes whose cards die."""
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """A fault that histories find and that is not repaired yet."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from gpuactors_simulation.host.tree import PciSpec
 from gpuactors_simulation.kubelet.values import Phase
 from tests.histories.kinds import (
     Act,
@@ -127,8 +126,7 @@ def _half_gone(world: World, slot: int) -> None:
 
 
 def _plug_companion(world: World, slot: int) -> None:
-    audio = PciSpec(world.address(slot, 1), "10de", "1aef", "040300", world.group(slot))
-    world.tell(world.tree.plug(audio))
+    world.tell(world.tree.plug(world.companion(slot)))
 
 
 def _companion_is_unbound(world: World, slot: int) -> bool:

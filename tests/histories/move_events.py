@@ -33,7 +33,7 @@ def _node(world: World) -> ClaimsNode | None:
 _kind: Final[KindsOn[ClaimsNode]] = KindsOn(_node)
 
 
-def _can_be_pulled(world: World, claims: ClaimsNode, slot: int) -> bool:
+def can_be_pulled(world: World, claims: ClaimsNode, slot: int) -> bool:
     """Nothing of it waits or sleeps, and no process uses it but virtual machines, which let go."""
     address = world.address(slot)
     functions = [a for a in world.tree.functions if a.startswith(address[:-1])]
@@ -89,9 +89,9 @@ MOVE_KINDS: Final[tuple[Kind, ...]] = (
     _kind(
         SWAPPED,
         _swap,
-        lambda w, c, s: _can_be_pulled(w, c, s) and _can_be_pulled(w, c, _other(s)),
+        lambda w, c, s: can_be_pulled(w, c, s) and can_be_pulled(w, c, _other(s)),
     ),
-    _kind(PULLED, _pull, _can_be_pulled),
+    _kind(PULLED, _pull, can_be_pulled),
     _kind(COMES_WITH_FREED, _comes_with_freed, _is_free),
     _kind(
         COMES_BACK,

@@ -16,6 +16,7 @@ from gpuactors.core.values.effects import Refused
 from gpuactors.core.values.model import Pod
 from tests.histories.administrator import UNBINDS
 from tests.histories.config_events import CHOOSES, NAMES
+from tests.histories.dead_events import COMES_AGAIN, DIES
 from tests.histories.fabric_events import ACTIVATES, LATE
 from tests.histories.group_events import COMES, IS_BOUND
 from tests.histories.move_events import COMES_WITH_FREED, PULLED, SWAPPED
@@ -93,6 +94,7 @@ _CHANGED: Final = (
     IS_BOUND,
     PULLED,
     SWAPPED,
+    COMES_AGAIN,
     *UNTOLD,
     "plug a second card into the group",
     "both cards of a group are released",
@@ -123,6 +125,7 @@ _EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
     Cause.STILL_ALLOCATED: (*_HELD, "both cards of a group are released", "another program lists"),
     Cause.HELD_BY_OTHER: (*_IN_USE, *_OPENED_ANOTHERS),
     Cause.HOLDER_UNKNOWN: (*_IN_USE, *_OPENED_ANOTHERS),
+    Cause.DEAD: DIES,
     Cause.UNREADABLE: (
         *_CHANGED,
         "inspections fail",
@@ -180,7 +183,7 @@ _KUBELETS: Final = (
     (r"Operation not permitted", _CHANGED),
     (
         r"no healthy devices present|Available: \d+|no longer healthy|unregistered device",
-        (*_STOPS, *_HELD, *_CHANGED, *_OTHERS),
+        (*_STOPS, *_HELD, *_CHANGED, *_OTHERS, *DIES),
     ),
 )
 """The messages of kubelet and of the container runtime, where no daemon refused; they have no cause."""

@@ -276,7 +276,7 @@ def test_a_campaign_plays_the_same_histories_again() -> None:
     """The numbers of the other kinds of nodes are below; that their histories are the same again is their own test."""
     plan = Plan(seed=11, histories=4, workers=2, claims_every=2)
     first, second = run_campaign(plan), run_campaign(plan)
-    assert [first.covered[of].histories for of in Serves] == [2, 2, *[0] * 8]
+    assert [first.covered[of].histories for of in Serves] == [2, 2, *[0] * 10]
     assert first.covered == second.covered
     assert first.failures == []
     assert history_seed(11, 0) != history_seed(11, 1) != history_seed(12, 1)
@@ -353,6 +353,17 @@ def test_the_other_histories_are_the_same_beside_those_with_partitions() -> None
     assert same == list(islice(alone, len(same)))
 
 
+def test_the_other_histories_are_the_same_beside_those_with_cards_that_die() -> None:
+    plan = Plan(1, None, None, 2, claims_every=3, domains_every=4, administrators_every=5, parts_every=6)
+    plan = replace(plan, vgpus_every=7)
+    played = list(islice(campaign._numbered(replace(plan, dead_every=9), 1), 54))
+    assert [n for of, n in played if of is Serves.DEAD] == [1, 5, 9]
+    assert [n for of, n in played if of is Serves.CLAIMED_DEAD] == [3, 7, 11]
+    same = [turn for turn in played if turn[0] in (Serves.CLAIMS, Serves.PLUGIN)]
+    alone = (turn for turn in campaign._numbered(plan, 1) if turn[0] in (Serves.CLAIMS, Serves.PLUGIN))
+    assert same == list(islice(alone, len(same)))
+
+
 def test_the_command_says_what_was_played_and_covered(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--histories", "4", "--seed", "3", "--workers", "1"]) == 0
     out = capsys.readouterr().out
@@ -385,6 +396,7 @@ def test_the_pairs_of_all_kinds_of_nodes_are_wanted(
         vgpus_every=8,
         sets_every=8,
         fabrics_every=8,
+        dead_every=8,
     )
     assert command._report(result, plan, min_pairs=99, show_table=False) == 1
     wanted = sum(len(of.pairs) for of in Serves)

@@ -114,8 +114,8 @@ def expected(world: World) -> Lists:
     a pod by a resource of gpuactors: listed by the name and ID it was given by, Healthy if it is on vfio-pci
     and the model that it was, whatever other owners name it and whatever is selected now. Else, if it is selected and
     on vfio-pci: listed, and Healthy if a virtual machine could open it: no pod has it or another card of its group, no
-    process holds the group, no function of the group is on a host driver, and SR-IOV does not keep it
-    (`World.can_be_opened`). Being unbound or unplugged while a
+    process holds the group, no function of the group is on a host driver, SR-IOV does not keep it
+    (`World.can_be_opened`), and it is not dead (`World.is_dead`). Being unbound or unplugged while a
     process has it open: listed, Unhealthy. An ID of gpuactors that means no card: listed, Unhealthy, as long as a pod
     has it."""
     given = given_by_us(world)
@@ -148,9 +148,12 @@ def expected(world: World) -> Lists:
                 and world.tree.holder_of(group) is None
                 and world.is_viable(group)
                 and world.can_be_opened(key)
+                and not world.is_dead(key)
             )
             renamed = any(world.model_of(resource) == model for resource, _ in names)
             free = HEALTHY if bound and openable else UNHEALTHY
+            if free == HEALTHY and world.is_doubtful(key):
+                free = ANY
             lists.setdefault(own, {})[key] = NOT_OFFERED if renamed else free
         if key in world.unlinked and world.is_unlinked(key):
             # A daemon that has never read its link does not know of which card it is, and lists it only for its pod.

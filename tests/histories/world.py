@@ -61,6 +61,7 @@ from gpuactors_simulation.other_plugins import OtherPlugin
 from tests.histories import vgpus
 from tests.histories.administrator import VIRTUAL_FUNCTIONS
 from tests.histories.claims import CLAIMS, COMPANION_DRIVER, ClaimsNode
+from tests.histories.dead import DEAD, Deaths
 from tests.histories.domains import DOMAINS, DomainsNode
 from tests.histories.dra_node import DraNode
 from tests.histories.fabric import FABRIC, Fabric
@@ -249,7 +250,8 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
     functions; those of the second one share an IOMMU group if the fifth bit is set. With the bits VGPUS the first one
     has mediated devices instead, and the virtual functions of the second one can be vGPUs. With the bit SETS a file
     says which cards are sets, and with the bit REQUIRED a container gets nothing else. With the bit FABRIC the fabric
-    manager says so, and the daemons activate its partitions.
+    manager says so, and the daemons activate its partitions. With the bit DEAD cards can die, and each place for one is
+    below a root port of its own.
     """
     tree = HostTree(root, cdev=seed & 4 != 0, waits_silently=seed & 12 == 8)
     transport = MemoryTransport(trace.carried)
@@ -279,6 +281,8 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
             cards = map(world.address, range(CARDS))
             world.sets = Sets(cards, lambda address: address in tree.functions, required=seed & REQUIRED != 0)
             world.sets_required = world.sets.required
+        if seed & DEAD:
+            world.deaths = Deaths(tree)
         if seed & FABRIC:
             addresses = [world.address(slot) for slot in range(CARDS)]
             world.fabric = Fabric(addresses, world.user_of, nursery)
@@ -397,6 +401,8 @@ class World:
         """None: the configuration file never changes."""
         self.fabric: Fabric | None = None
         """None: no partition is activated."""
+        self.deaths: Deaths | None = None
+        """None: no card dies."""
         self.sets_required = False
         """A container gets exactly one set."""
         self.kubelet_runs = True
@@ -491,9 +497,7 @@ class World:
             )
             claims.plug(replace(self.card(slot, MODEL, driver), total_vfs=virtual))
             if companion:
-                audio = PciSpec(
-                    self.address(slot, 1), "10de", "22ba", "040300", self.group(slot), driver=COMPANION_DRIVER
-                )
+                audio = replace(self.companion(slot), device="22ba", driver=COMPANION_DRIVER)
                 claims.plug(audio)
 
     def _plug_with_parts(self, claims: ClaimsNode) -> None:
@@ -567,7 +571,9 @@ class World:
 
     def card(self, slot: int, device: str, driver: str | None) -> PciSpec:
         """A card to plug in."""
-        spec = PciSpec(self.address(slot), "10de", device, GPU_CLASS, self.group(slot), driver=driver)
+        spec = self._below_port(
+            PciSpec(self.address(slot), "10de", device, GPU_CLASS, self.group(slot), driver=driver), slot
+        )
         if not self.has_parts or (of_parts := _PART_DEVICES.get(slot % CARDS)) is None:
             return spec
         if self.has_vgpus and slot % CARDS == vgpus.PARENT_CARD:
@@ -580,6 +586,15 @@ class World:
             vf_group=_PART_GROUPS + PARTS_OF_CARD * (slot % CARDS),
             vfs_share_group=self.parts_share_group and of_parts == MODEL,
         )
+
+    def companion(self, slot: int) -> PciSpec:
+        """The audio function of a card."""
+        spec = PciSpec(self.address(slot, 1), "10de", "1aef", "040300", self.group(slot))
+        return self._below_port(spec, slot)
+
+    def _below_port(self, spec: PciSpec, slot: int) -> PciSpec:
+        """The function as it is in that place: below a root port, where cards can die."""
+        return spec if self.deaths is None else replace(spec, bridges=(f"0000:20:{slot % CARDS + 1:02x}.0",))
 
     def parts_of(self, slot: int) -> tuple[str, ...]:
         """The addresses of a card's virtual functions."""
@@ -652,9 +667,8 @@ class World:
     def plug_beside(self, slot: int) -> None:
         """A second card comes into a card's group."""
         second = self.address(slot, SECOND)
-        self.tell(
-            self.tree.plug(PciSpec(second, "10de", MODEL, GPU_CLASS, self.group(slot), driver="vfio-pci"))
-        )
+        spec = PciSpec(second, "10de", MODEL, GPU_CLASS, self.group(slot), driver="vfio-pci")
+        self.tell(self.tree.plug(self._below_port(spec, slot)))
 
     def is_plugged(self, slot: int, function: int = 0) -> bool:
         """The function is there, and nothing is happening to the card."""
@@ -827,6 +841,51 @@ class World:
         self.groups[int(address[5:7], 16) - 1] = group
         for spec in node.pulled.pop(address):
             node.kernel.plug(replace(spec, group=group, driver=node.home[spec.address]))
+
+    def can_be_enumerated(self, slot: int) -> bool:
+        """No unbind of the place's functions waits for a process, and none has their group open."""
+        return not self.is_held(slot) and not any(map(self.tree.is_waiting, self._functions_at(slot)))
+
+    def enumerate_again(self, slot: int) -> None:
+        """The kernel removes the functions of a place for a card, and finds them again."""
+        address = self.address(slot)
+        if self.claims is not None:
+            self.pull(address)
+            self.bring_back(address, self.new_group())
+            return
+        found = [(self.tree.functions[a], self.tree.driver_of(a)) for a in self._functions_at(slot)]
+        self.disturbed.update(spec.address for spec, _ in found)
+        for spec, _ in found:
+            self.tell(self.tree.unplug(spec.address))
+        for spec, driver in found:
+            self.tell(self.tree.plug(replace(spec, driver=driver)))
+
+    def _functions_at(self, slot: int) -> list[str]:
+        return [a for a in self.tree.functions if a.startswith(self.address(slot)[:-1])]
+
+    def dead_places(self) -> list[int]:
+        """The places of which a function may be dead."""
+        deaths = self.deaths
+        return [
+            slot
+            for slot in range(CARDS)
+            if deaths is not None and any(map(deaths.may_be_dead, self._functions_at(slot)))
+        ]
+
+    def is_dead(self, card: str) -> bool:
+        """The daemon that serves must take it for dead."""
+        return self.deaths is not None and self.deaths.is_dead(card, self._serving_name())
+
+    def is_doubtful(self, card: str) -> bool:
+        """The daemon that serves may take it for dead, or may not."""
+        return self.deaths is not None and self.deaths.is_doubtful(card, self._serving_name())
+
+    def may_be_dead(self, card: str) -> bool:
+        """A daemon may take it for dead."""
+        return self.deaths is not None and self.deaths.may_be_dead(card)
+
+    def _serving_name(self) -> str:
+        return next((daemon.name for daemon in reversed(self.serving) if daemon.is_serving), "")
 
     # --- names ----------------------------------------------------------------------------------------------
 

@@ -63,7 +63,9 @@ class _Death:
     presence: int
     """The number of its directory then."""
     known: set[str] = field(default_factory=set)
-    """The daemons that have read the sign, or must at their next look."""
+    """The daemons that have read the sign."""
+    shown: set[str] = field(default_factory=set)
+    """The daemons that read it at their next look, at the latest, where nothing shows it to others."""
 
 
 def _outlives_restart(_sign: Sign) -> bool:
@@ -97,7 +99,7 @@ class Deaths:
         port, daemons = self._tree.functions[address].bridges, tuple(states)
         for below in [a for a, spec in self._tree.functions.items() if spec.bridges == port]:
             knew = {name for name, state in daemons if self._has_read(state, below)}
-            self._die(below, Sign.BY_PORT).known |= knew
+            self._die(below, Sign.BY_PORT).shown |= knew
         return self._tree.fail_fatally(address, by_port=True)
 
     def fall_silent(self, address: str) -> None:
@@ -176,7 +178,9 @@ class Deaths:
         is_shown = sign is Sign.COUNTED or (
             sign is Sign.SILENT and self.is_silent(address) and self._tree.enabled(address) == 0
         )
-        return is_shown or daemon in death.known or (_outlives_restart(sign) and bool(death.known))
+        if is_shown or daemon in death.known | death.shown:
+            return True
+        return _outlives_restart(sign) and bool(death.known)
 
     def _is_refused(self, card: str, daemon: str) -> bool:
         """A call that comes now is refused. No inspection of a companion is made for it: that must be known before."""

@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutations.mutations import Mutation
 
 _RULE: Final = "tests/core/kinds/test_dead.py"
+_HISTORIES: Final = "tests/histories/test_dead.py"
 _READ: Final = "tests/host/test_signs.py"
 
 DEAD: Final = (
@@ -100,6 +101,21 @@ DEAD: Final = (
         "        cells.dead_signs.set(state.host.dead_signs if serves else None)\n",
         "",
         "tests/simulation/test_dead_gpus.py::test_a_restarted_daemon_does_not_offer_a_dead_gpu",
+    ),
+    Mutation(
+        "a fatal error that was counted before the daemon started is none",
+        "core/host/inspections.py",
+        "        function = _with_signs(function, last)\n",
+        "        function = _with_signs(function, last)\n"
+        "    if last is None:\n        function = replace(function, has_fatal_errors=False)\n",
+        f"{_HISTORIES}::test_nobody_gets_a_card_that_has_died",
+    ),
+    Mutation(
+        "a container starts on a GPU that has died since its Allocate",
+        "core/deviceplugin/calls.py",
+        "        blockers = [b for b in blockers if b.cause not in OF_A_PART]\n",
+        "        blockers = [b for b in blockers if b.cause not in (*OF_A_PART, Cause.DEAD)]\n",
+        f"{_HISTORIES}::test_nobody_gets_a_card_that_has_died",
     ),
     Mutation(
         "a GPU in D3cold is woken, or taken for dead",

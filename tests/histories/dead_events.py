@@ -95,8 +95,15 @@ def _port_counts(world: World, deaths: Deaths, slot: int) -> None:
 
 
 def _falls_silent(world: World, deaths: Deaths, slot: int) -> None:
-    """No uevent announces it: the next inspection finds it."""
-    deaths.fall_silent(_one(world, slot))
+    """Every other time the kernel has cut off its link, and says so."""
+    address = _one(world, slot)
+    deaths.fall_silent(address)
+    if _is_told(slot):
+        world.tell([world.tree.recovery_begins(address)])
+
+
+def _is_told(slot: int) -> bool:
+    return detail_of(slot) % 4 >= 2
 
 
 def _silent(world: World, deaths: Deaths, slot: int) -> list[str]:
@@ -106,6 +113,8 @@ def _silent(world: World, deaths: Deaths, slot: int) -> list[str]:
 def _answers(world: World, deaths: Deaths, slot: int) -> None:
     for address in _silent(world, deaths, slot):
         world.tree.answer_again(address)
+        if _is_told(slot):
+            world.tell([world.tree.recovery_succeeds(address)])
 
 
 def _can_come_again(world: World, deaths: Deaths, slot: int) -> bool:

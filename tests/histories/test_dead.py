@@ -50,6 +50,9 @@ BURST: Final = "pods come in a burst"
 COMPANION: Final = 6
 """Added to a slot: the second function of the place, if it is there."""
 
+TOLD: Final = 12
+"""Added to a slot: the kernel says so."""
+
 ALL_DIE: Final = "; ".join(f"{COUNTS}@{place}" for place in range(3))
 
 STARTS_AGAIN: Final = (
@@ -68,6 +71,12 @@ HISTORIES: Final[Mapping[str, tuple[str, list[str], int, str]]] = {
     "its silence is read when it is asked for": (f"{SILENT}+3; {BURST}+11", ["1", "2"], 1, "reads all ones"),
     "it answers again, and that changes nothing": (
         f"{SILENT}; the uevent socket overflows+3; {ANSWERS}; the uevent socket overflows+3; {BURST}+11",
+        ["1", "2"],
+        0,
+        "",
+    ),
+    "the kernel says that it cuts it off, and that it has recovered it": (
+        f"{SILENT}@{TOLD}+3; {ANSWERS}@{TOLD}+3; {BURST}+11",
         ["1", "2"],
         0,
         "",
@@ -270,7 +279,7 @@ UNSETTLED: Final = "kubelet's view does not settle"
         (
             _is_back_when_it_answers,
             NODE,
-            f"{SILENT}; the uevent socket overflows+3; {ANSWERS}; the uevent socket overflows+3",
+            f"{SILENT}@{TOLD}+3; {ANSWERS}@{TOLD}+3",
             UNSETTLED,
         ),
         (_asks_no_port, NODE, f"{PORT_COUNTS}+3; {BURST}+3", GIVEN),

@@ -541,10 +541,20 @@ class HostTree:
             total = int((self.device_dir(address) / "aer_dev_fatal").read_text().rsplit(maxsplit=1)[1])
             name, value = "aer_dev_fatal", _fatal_errors(total + 1)
         self.set_attribute(address, name, value.encode())
-        return tuple(
-            self._pci_uevent("change", plugged, ("ERROR_EVENT", event), ("DEVICE_ONLINE", online))
-            for event, online in (("BEGIN_RECOVERY", "0"), ("SUCCESSFUL_RECOVERY", "1"))
-        )
+        return self.recovery_begins(address), self.recovery_succeeds(address)
+
+    def recovery_begins(self, address: str) -> Uevent:
+        """The kernel begins to recover from an error of the function: drivers/pci/pci-driver.c, pci_uevent_ers. With
+        DPC it has cut off the link by then, and counts nothing at the function."""
+        return self._error_uevent(address, "BEGIN_RECOVERY", "0")
+
+    def recovery_succeeds(self, address: str) -> Uevent:
+        """The link is there again, and the function's driver did not object."""
+        return self._error_uevent(address, "SUCCESSFUL_RECOVERY", "1")
+
+    def _error_uevent(self, address: str, event: str, online: str) -> Uevent:
+        plugged = self._find(address)
+        return self._pci_uevent("change", plugged, ("ERROR_EVENT", event), ("DEVICE_ONLINE", online))
 
     def suspend(self, address: str, state: str) -> None:
         """The function is in this power state: `D3hot`, `D3cold`. In D3cold its configuration space reads all ones,

@@ -516,7 +516,11 @@ async def _settled(world: World, safety: Safety, deadline: float) -> None:
 
 
 async def _dead_come_back(world: World, safety: Safety) -> None:
-    """All pods go, the kernel enumerates every card again that may be dead, and each is offered like any other."""
+    """All is read again, also what has answered since, and nothing comes back. Then all pods go, the kernel enumerates
+    every card again that may be dead, and each is offered like any other."""
+    world.overflow()
+    await trio.sleep(CHECK_EVERY_S)
+    await _settled(world, safety, trio.current_time() + SETTLE_S)
     await _all_go(world, safety)
     for place in world.dead_places():
         world.enumerate_again(place)

@@ -16,6 +16,7 @@ from typing import Final, final
 from gpuactors_simulation.host.kernel import NVIDIA
 from tests.histories.claim_events import FIRST_OF_CLAIMS
 from tests.histories.claims import ClaimsNode
+from tests.histories.dead_events import DEAD_KINDS
 from tests.histories.domain_events import FIRST_OF_DOMAINS
 from tests.histories.domains import DomainsNode
 from tests.histories.events import Serves
@@ -39,6 +40,10 @@ that is to be bound, while something is planned for the next uevents: nothing el
 
 _PAIR_COMES: Final = 0.25
 """On a node with sets a pod for two cards comes with that probability: only it shows what the sets are for."""
+
+_DIES: Final = 0.2
+"""On a node whose cards die, one dies, answers again or comes again with that probability: a history is about few of
+the many other kinds."""
 
 _NEXT_COUNTS: Final = 5
 """How much more a wanted pair counts that the step after the next one can bring than one that may come later."""
@@ -105,6 +110,11 @@ def _next(world: World, rng: random.Random, guide: Guide | None, before: str | N
         slot = _slot_for(world, rng, FOR_TWO) if FOR_TWO in _kinds(world) else None
         if slot is not None:
             return FOR_TWO, slot
+    if world.deaths is not None and rng.random() < _DIES:
+        slots = {kind.name: _slot_for(world, rng, kind.name) for kind in DEAD_KINDS}
+        possible = [(name, slot) for name, slot in slots.items() if slot is not None]
+        if possible:
+            return rng.choice(possible)
     if guide is not None and rng.random() < _GUIDED:
         return _guided(world, rng, guide, before)
     slot = rng.randrange(SLOTS)

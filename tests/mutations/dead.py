@@ -104,10 +104,9 @@ DEAD: Final = (
     ),
     Mutation(
         "a fatal error that was counted before the daemon started is none",
-        "core/host/inspections.py",
-        "        function = _with_signs(function, last)\n",
-        "        function = _with_signs(function, last)\n"
-        "    if last is None:\n        function = replace(function, has_fatal_errors=False)\n",
+        "core/host/dead_signs.py",
+        "    if function.has_fatal_errors:\n",
+        "    if function.has_fatal_errors and before is not None:\n",
         f"{_HISTORIES}::test_nobody_gets_a_card_that_has_died",
     ),
     Mutation(

@@ -51,8 +51,8 @@ RELOAD: Final = (
     Mutation(
         "the reader keeps its first selectors",
         "host/sysfs.py",
-        "        selectors = self._selectors if selectors is None else selectors\n",
-        "        selectors = self._selectors\n",
+        "        wanted = (self._selectors if selectors is None else selectors), errors\n",
+        "        wanted = self._selectors, errors\n",
         f"{_SYSFS}::test_a_reader_of_other_selectors",
     ),
     Mutation(
@@ -93,8 +93,8 @@ RELOAD: Final = (
     Mutation(
         "each scan after a reload makes a reader",
         "host/sysfs.py",
-        "        if selectors != self._other._selectors:\n",
-        "        if selectors is not None:\n",
+        "        if wanted != (self._other._selectors, self._other._errors):\n",
+        "        if wanted:\n",
         f"{_SYSFS}::test_a_reader_of_other_selectors",
     ),
     Mutation(

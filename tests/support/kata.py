@@ -26,29 +26,38 @@ def sandbox_nodes(directories: Iterable[Path], allocated: Mapping[str, Iterable[
     the last one wins, as /var/run/cdi over /etc/cdi."""
     known: dict[str, tuple[str, ...]] = {}
     for directory in directories:
-        known |= _directory(directory)
+        paths = sorted(directory.iterdir()) if directory.is_dir() else ()
+        known |= devices_of({path.name: path.read_bytes() for path in paths if path.is_file()})
     names = [f"{resource}={device}" for resource, devices in allocated.items() for device in devices]
-    if missing := [name for name in names if name not in known]:
+    return {node for nodes in nodes_of(known, names).values() for node in nodes}
+
+
+def nodes_of(known: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+    """The device nodes of each of these names. `known`: the devices of the directories. Raises `SandboxError`."""
+    wanted = tuple(names)
+    if missing := [name for name in wanted if name not in known]:
         raise SandboxError(f"unresolvable CDI devices {missing}")
-    return {node for name in names for node in known[name]}
+    return {name: known[name] for name in wanted}
 
 
-def _directory(directory: Path) -> dict[str, tuple[str, ...]]:
+def devices_of(files: Mapping[str, bytes]) -> dict[str, tuple[str, ...]]:
+    """The devices of a directory with these files, by name, with the nodes of each; without those that two files have.
+    Raises `SandboxError`."""
     found: dict[str, tuple[str, ...]] = {}
     twice = set[str]()
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        if path.suffix not in (".json", ".yaml") or path.is_dir():
+    for name, content in sorted(files.items()):
+        if not name.endswith((".json", ".yaml")):
             continue
-        of_file = _file(path)
+        of_file = devices_of_file(name, content)
         twice |= found.keys() & of_file.keys()
         found |= of_file
     return {name: nodes for name, nodes in found.items() if name not in twice}
 
 
-def _file(path: Path) -> dict[str, tuple[str, ...]]:
+def devices_of_file(file: str, content: bytes) -> dict[str, tuple[str, ...]]:
     """Each device of a file, with its nodes. Raises `SandboxError` for what the CDI library refuses."""
     try:
-        spec: Any = json.loads(path.read_bytes())
+        spec: Any = json.loads(content)
         assert set(spec) <= {"cdiVersion", "kind", "devices", "annotations", "containerEdits"}, (
             "unknown fields"
         )
@@ -62,7 +71,7 @@ def _file(path: Path) -> dict[str, tuple[str, ...]]:
         assert len(devices) == len(spec["devices"]), "a name twice"
         assert all(is_word(name, ALNUM, "_-.:") for name in devices), "a name"
     except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise SandboxError(f"{path.name}: {error}") from None
+        raise SandboxError(f"{file}: {error}") from None
     return {f"{spec['kind']}={name}": nodes for name, nodes in devices.items()}
 
 

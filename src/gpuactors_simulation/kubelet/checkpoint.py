@@ -67,6 +67,7 @@ def allocated_of(response: ContainerAllocateResponse) -> Allocated:
         envs=dict(response.envs),
         nodes=tuple(device.host_path for device in response.devices),
         response=bytes(response),
+        cdi_ids=tuple(device.name for device in response.cdi_devices),
     )
 
 
@@ -104,6 +105,7 @@ def _ledger_entry(entry: Mapping[str, Any]) -> LedgerEntry:
         envs=allocated.envs,
         nodes=allocated.nodes,
         response=allocated.response,
+        cdi_ids=allocated.cdi_ids,
     )
 
 

@@ -408,6 +408,7 @@ class DeviceManager:
             envs=dict(allocated.envs),
             nodes=allocated.nodes,
             response=allocated.response,
+            cdi_ids=allocated.cdi_ids,
         )
         self._write_checkpoint()
 

@@ -37,7 +37,7 @@ from gpuactors_simulation.kubelet.dra.values import DraCall, DraView, Release, S
 from gpuactors_simulation.kubelet.dra.worker import ClaimWorker
 from gpuactors_simulation.kubelet.plugins import DIAL_DEADLINE_S, PluginManager
 from gpuactors_simulation.kubelet.pod_resources import PodResourcesService
-from gpuactors_simulation.kubelet.pods import PodClaims, PodWorker
+from gpuactors_simulation.kubelet.pods import CdiNodes, PodClaims, PodWorker
 from gpuactors_simulation.kubelet.transport import CHECKPOINT_FILE, KubeletTransport
 from gpuactors_simulation.kubelet.values import (
     Checkpoint,
@@ -87,13 +87,15 @@ async def open_fake_kubelet(
     dial_deadline_s: float = DIAL_DEADLINE_S,
     dra: Surroundings | None = None,
     cgroups: CgroupTree | None = None,
+    cdi: CdiNodes | None = None,
 ) -> AsyncIterator[FakeKubelet]:
     """A kubelet that is not started yet; it ends with the context, and so do all containers.
 
     `seed` orders what kubelet has in no order. `tenancy` is what a pod's virtual machine does with its devices; without
     one it holds nothing. `dial_deadline_s` is how long Register waits for a listener at the endpoint.
     `dra` is what its DRA manager needs; without it there is none. `cgroups` are those of its pods; without them it runs
-    with --cgroups-per-qos=false.
+    with --cgroups-per-qos=false. `cdi` is how the container runtime finds the CDI names in a plugin's answer; without
+    it a container has none of their devices.
     """
     async with trio.open_nursery() as nursery:
         yield FakeKubelet(
@@ -104,6 +106,7 @@ async def open_fake_kubelet(
             dial_deadline_s=dial_deadline_s,
             dra=dra,
             cgroups=cgroups,
+            cdi=cdi,
         )
         nursery.cancel_scope.cancel()
 
@@ -122,7 +125,9 @@ class FakeKubelet:
         dial_deadline_s: float,
         dra: Surroundings | None = None,
         cgroups: CgroupTree | None = None,
+        cdi: CdiNodes | None = None,
     ) -> None:
+        self._cdi = cdi
         self._transport = transport
         self._nursery = nursery
         self._dial_deadline_s = dial_deadline_s
@@ -211,6 +216,7 @@ class FakeKubelet:
                 self._rng,
                 self._hears_api_server,
                 self._boot_dra(life, nursery),
+                self._cdi,
             )
             lister = PodResourcesService(self._manager, None if self._dra is None else self._dra.claims)
             await nursery.start(Server([lister], drain_s=DRAIN_S).serve, pod_resources)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import trio
 from msgspec import Struct
@@ -22,7 +22,14 @@ from gpuactors_simulation.kubelet.containers import Containers
 from gpuactors_simulation.kubelet.device_manager import DeviceManager
 from gpuactors_simulation.kubelet.dra.worker import ClaimWorker
 from gpuactors_simulation.kubelet.plugins import PluginCallError, PluginManager
-from gpuactors_simulation.kubelet.values import AdmissionError, Choice, KubeletView, Phase, Pod
+from gpuactors_simulation.kubelet.values import (
+    AdmissionError,
+    Choice,
+    KubeletView,
+    LedgerEntry,
+    Phase,
+    Pod,
+)
 
 PRE_START_RETRY_S: Final = (0.3, 11.7, 15.0)
 """Waits between kubelet's attempts to start a container that PreStartContainer refused: seen at 0, 0.3, 12 and 27 s.
@@ -40,6 +47,11 @@ CHECKPOINT_S: Final = 0.001
 """After each Allocate kubelet writes its ledger's file, under its lock, before it goes on: an fsync and a rename."""
 
 
+CdiNodes: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
+"""Finds the device nodes of CDI names, as Kata or a container runtime does. Raises `LookupError` for a name that it
+does not find, or finds twice."""
+
+
 class PodClaims(Struct, frozen=True):
     """The needs of a pod's claims: the drivers that prepare them, and the device nodes that the runtime finds for
     them."""
@@ -54,7 +66,8 @@ class PodWorker:
     """Lives as long as kubelet's process: `nursery` is the process, `publish` is called after each change.
 
     `opens_after_s` is how long a pod's virtual machine takes from its start until it opens its devices. `hears` returns
-    when the API server can be reached.
+    when the API server can be reached. `cdi` finds the device nodes of the names that plugins have answered by; None:
+    none is looked for.
     """
 
     def __init__(
@@ -69,6 +82,7 @@ class PodWorker:
         rng: random.Random,
         hears: Callable[[], Awaitable[None]],
         claims: PodClaims | None = None,
+        cdi: CdiNodes | None = None,
     ) -> None:
         self._manager = manager
         self._plugins = plugins
@@ -80,6 +94,7 @@ class PodWorker:
         self._rng = rng
         self._hears = hears
         self._claims = claims
+        self._cdi = cdi
 
     async def run(self, again: tuple[str, ...], settle: Callable[[], None]) -> None:
         """Gets the pods from the API server and calls `settle`, admits the pods `again` anew, then places every pod for
@@ -199,8 +214,15 @@ class PodWorker:
         return None
 
     def _cdi_nodes(self, pod: Pod) -> Sequence[str]:
-        """Return the device nodes of the pod's claims. Raises `LookupError`."""
-        return () if self._claims is None else self._claims.nodes(pod)
+        """Return the device nodes of the pod's claims, and of the CDI names that plugins have answered by. Raises
+        `LookupError`."""
+        of_claims = () if self._claims is None else self._claims.nodes(pod)
+        if self._cdi is None:
+            return of_claims
+        return [*of_claims, *self._cdi([i for holding in self._holdings(pod) for i in holding.cdi_ids])]
+
+    def _holdings(self, pod: Pod) -> list[LedgerEntry]:
+        return [h for resource, _ in pod.requests if (h := self._manager.holding(pod.name, resource))]
 
     async def _pre_start(self, pod: Pod) -> str | None:
         for resource, _ in pod.requests:
@@ -214,7 +236,7 @@ class PodWorker:
         return None
 
     def _run_container(self, pod: Pod) -> None:
-        holdings = [h for resource, _ in pod.requests if (h := self._manager.holding(pod.name, resource))]
+        holdings = self._holdings(pod)
         problem = self._containers.start(
             pod,
             devices=[device for holding in holdings for device in holding.devices],

@@ -131,6 +131,8 @@ class Allocated(Struct, frozen=True):
     """Device nodes that the container gets, as paths of the host."""
     response: bytes = b""
     """The container's part of AllocateResponse, encoded."""
+    cdi_ids: tuple[str, ...] = ()
+    """The CDI devices that the container runtime is to find, by their full names."""
 
 
 class LedgerEntry(Struct, frozen=True):
@@ -141,6 +143,7 @@ class LedgerEntry(Struct, frozen=True):
     envs: Mapping[str, str]
     nodes: tuple[str, ...]
     response: bytes
+    cdi_ids: tuple[str, ...] = ()
 
 
 class Checkpoint(Struct, frozen=True):

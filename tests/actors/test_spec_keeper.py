@@ -30,11 +30,14 @@ class FakeDirectory:
         self.written: list[DeviceSpecs] = []
         self.problems: dict[ResourceName, str] = {}
         self.error: Exception | None = None
+        self.may_end = trio.Event()
+        self.may_end.set()
         self._touched, self._touches = trio.open_memory_channel[None](10)
 
     async def write(self, specs: DeviceSpecs) -> Mapping[ResourceName, str]:
         await trio.lowlevel.checkpoint()
         self.written.append(specs)
+        await self.may_end.wait()
         if self.error is not None:
             raise self.error
         return {r: why for r, why in self.problems.items() if r in specs}
@@ -120,6 +123,23 @@ async def test_a_file_that_cannot_be_written_is_posted_once_and_tried_again(
         assert len(kept.directory.written) == 4
 
     await keeping(None, story)
+
+
+async def test_a_write_that_a_newer_wish_overtakes_is_not_posted(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The next write would undo it after the core has heard of it."""
+
+    async def story(kept: Kept) -> None:
+        kept.directory.may_end = trio.Event()
+        assert await kept.settled() == []
+        kept.cell.set(ONE)
+        assert await kept.settled() == []
+        kept.directory.may_end.set()
+        assert await kept.settled() == [SpecsWritten(ONE, {})]
+        assert kept.directory.written == [TWO, ONE]
+
+    await keeping(TWO, story)
 
 
 @pytest.mark.parametrize("error", [StateFileError("no answer within 10 s"), RecursionError("deep")], ids=repr)

@@ -138,6 +138,20 @@ def test_a_device_in_another_group_is_withheld_and_its_call_waits_until_the_file
     assert sandbox_nodes([tmp_path], {H100: [A]}) == {"/dev/vfio/vfio", "/dev/vfio/9"}
 
 
+def test_a_device_that_comes_back_is_withheld_until_its_file_is_written_again() -> None:
+    """The write without it may be under way."""
+    core = running(gpu(A), gpu(B))
+    with_both = core.files()
+    assert with_both is not None
+    core.inspect(A, gpu(A, driver="nvidia"))
+    assert core.device_list() == {B: "Healthy"}
+    core.feed(SpecsWritten(with_both, {}))  # it was posted before
+    core.inspect(A, gpu(A))
+    assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
+    core.write()
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
+
+
 def test_a_call_whose_file_is_not_written_in_time_is_refused_with_the_reason() -> None:
     core = running(gpu(A))
     core.inspect(A, gpu(A, 9))

@@ -26,6 +26,20 @@ SPECS: Final = (
         f"{_CORE}::test_a_device_in_another_group_is_withheld_and_its_call_waits_until_the_file_has_that_group",
     ),
     Mutation(
+        "a device that comes back is offered by a file that is being written without it",
+        "core/deviceplugin/specs.py",
+        "    if specs is None or specs is state.published.specs:\n        return before\n",
+        "    return before\n",
+        f"{_CORE}::test_a_device_that_comes_back_is_withheld_until_its_file_is_written_again",
+    ),
+    Mutation(
+        "a device is offered by a write that the next one undoes",
+        "actors/spec_keeper.py",
+        "            if wanted.version != version:\n",
+        "            if False:\n",
+        f"{_KEEPER}::test_a_write_that_a_newer_wish_overtakes_is_not_posted",
+    ),
+    Mutation(
         "a device that a pod has is Unhealthy for want of a CDI file",
         "core/deviceplugin/entries.py",
         "            if held is None and (why",

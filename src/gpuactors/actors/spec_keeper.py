@@ -1,7 +1,8 @@
 """The spec keeper: has the CDI files of the device plugin on disk as the core wants them, and posts what is there.
 
-It writes when the core wants other files, when somebody has touched one, and again after a failure. A daemon that does
-not serve writes nothing. Must not decide which files there are, nor what a missing one means for a device.
+It writes when the core wants other files, when somebody has touched one, and again after a failure. A write that is
+overtaken by other wanted files is not posted. A daemon that does not serve writes nothing. Must not decide which files
+there are, nor what a missing one means for a device.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ async def run(
                 retries = False  # the serving daemon writes them
                 continue
             written = await _written(specs, directory)
+            if wanted.version != version:
+                continue  # the next write may undo this one
             # For each order of the core, as it may have forgotten the last answer; for a touch, only what is new.
             if (version, written) != posted:
                 await inbox.send(written)

@@ -88,13 +88,15 @@ def publish(before: NodeState, state: NodeState, at: float) -> tuple[NodeState, 
     serving = state.daemon.role is Role.SERVING and state.daemon.settings.device_plugin
     served = _served(state, device_lists, retired=new_lists.keys() - device_lists.keys())
     plugins = plugins if serving else {}
+    files = specs.specs_of(state, device_lists)
     published = replace(
         state.published,
         served=served,
         device_lists=device_lists,
         plugins=plugins,
         history=history,
-        specs=specs.specs_of(state, device_lists),
+        specs=files,
+        written=specs.still_written(state, files),
     )
     return replace(state, published=published), changes, effects
 

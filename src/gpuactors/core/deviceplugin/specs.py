@@ -79,9 +79,26 @@ def wanted(state: NodeState) -> DeviceSpecs | None:
     return state.published.specs if state.daemon.role is Role.SERVING else None
 
 
+def still_written(state: NodeState, specs: DeviceSpecs | None) -> DeviceSpecs:
+    """Return what is on disk, less what these files have not: a write without it may be under way, so that a device
+    that comes back is not offered before it is written again."""
+    before = state.published.written
+    if specs is None or specs is state.published.specs:
+        return before
+    return _in_both(before, specs)
+
+
+def _in_both(written: DeviceSpecs, specs: DeviceSpecs) -> DeviceSpecs:
+    return {
+        resource: {i: nodes for i, nodes in spec.items() if specs.get(resource, _NONE).get(i) == nodes}
+        for resource, spec in written.items()
+    }
+
+
 def written(state: NodeState, event: SpecsWritten) -> NodeState:
-    """Note which files are there."""
-    published = replace(state.published, written=event.specs, unwritten=event.unwritten)
+    """Note which files are there, as far as they are wanted still."""
+    on_disk = _in_both(event.specs, state.published.specs or {})
+    published = replace(state.published, written=on_disk, unwritten=event.unwritten)
     return replace(state, published=published)
 
 

@@ -50,6 +50,11 @@ FABRICS_EVERY: Final = 32
 
 DEAD_EVERY: Final = 16
 """The same of nodes whose cards die; half of them serve claims."""
+KATA_EVERY: Final = 16
+"""The same of nodes whose daemons answer by CDI names, as Kata needs it."""
+
+EGMS_EVERY: Final = 32
+"""The same of nodes of Grace superchips."""
 
 INTERRUPTED: Final = 130
 """The exit code of a process that SIGINT has ended, as a shell has it."""
@@ -83,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.sets_every,
         options.fabrics_every,
         options.dead_every,
+        options.kata_every,
+        options.egms_every,
     )
     size = f"{options.histories} histories" if options.histories is not None else f"{options.minutes:g} min"
     print(f"Seed {seed}, {plan.workers} processes, {size}.", flush=True)
@@ -172,6 +179,21 @@ def _parser() -> argparse.ArgumentParser:
         default=DEAD_EVERY,
         metavar="N",
         help=f"one node in so many has cards that die; 0: none, else 7 or more (default: {DEAD_EVERY})",
+    )
+    parser.add_argument(
+        "--kata-every",
+        type=int,
+        default=KATA_EVERY,
+        metavar="N",
+        help="one node in so many has daemons that answer by CDI names; 0: none, else 8 or more (default: "
+        f"{KATA_EVERY})",
+    )
+    parser.add_argument(
+        "--egms-every",
+        type=int,
+        default=EGMS_EVERY,
+        metavar="N",
+        help=f"one node in so many is of Grace superchips; 0: none, else 9 or more (default: {EGMS_EVERY})",
     )
     parser.add_argument(
         "--script",

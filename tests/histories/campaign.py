@@ -92,6 +92,10 @@ class Plan:
     """The same of partitions that the daemons activate; every other one serves claims as well."""
     dead_every: int = 0
     """The same of cards that die; every other one serves claims as well."""
+    kata_every: int = 0
+    """The same of daemons that answer by CDI names."""
+    egms_every: int = 0
+    """The same of Grace superchips."""
 
     @property
     def played(self) -> tuple[Serves, ...]:
@@ -109,6 +113,8 @@ class Plan:
             Serves.CLAIMED_FABRIC: self.fabrics_every,
             Serves.DEAD: self.dead_every,
             Serves.CLAIMED_DEAD: self.dead_every,
+            Serves.KATA: self.kata_every,
+            Serves.EGMS: self.egms_every,
         }
         return tuple(of for of, number in every.items() if number)
 
@@ -133,12 +139,18 @@ def play_part(plan: Plan, part: int, on_played: Callable[[Played], bool]) -> Non
 
 def _numbered(plan: Plan, part: int) -> Iterator[tuple[Serves, int]]:
     """A worker's histories. Those with compute domains, with a second administrator, with parts of cards, with vGPUs,
-    with sets, with partitions, and with cards that die have numbers of their own, so that without them the others are
-    the same ones."""
+    with sets, with partitions, with cards that die, with CDI names, and of Grace superchips have numbers of their own,
+    so that without them the others are the same ones."""
     turns, numbers, parts = itertools.count(1), itertools.count(), itertools.count()
-    vgpus, sets, fabrics, dead = (itertools.count() for _ in range(4))
+    vgpus, sets, fabrics, dead, kata, egms = (itertools.count() for _ in range(6))
     others, theirs = itertools.count(), itertools.count()
     for turn in turns:
+        if plan.egms_every and turn % plan.egms_every == plan.egms_every - 8:
+            yield Serves.EGMS, part + plan.workers * next(egms)
+            continue
+        if plan.kata_every and turn % plan.kata_every == plan.kata_every - 7:
+            yield Serves.KATA, part + plan.workers * next(kata)
+            continue
         if plan.dead_every and turn % plan.dead_every == plan.dead_every - 6:
             nth = next(dead)
             yield (Serves.CLAIMED_DEAD if nth % 2 else Serves.DEAD), part + plan.workers * nth

@@ -8,7 +8,7 @@ of simulated time kubelet's view must agree with the node.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, final
 
@@ -165,6 +165,14 @@ def unsettled(world: World) -> list[str]:
     if len(serving) != 1:
         unmet.append(f"exactly one daemon should serve, but these do: {', '.join(serving) or 'none'}")
     unmet += [f"{daemon.name} is still about to take over" for daemon in world.serving if daemon.is_waiting]
+    if world.egms is not None:
+        for state in states_of(daemon for daemon in world.serving if daemon.is_serving):
+            unmet += world.egms.wrong(state.known_sets.sets)
+    if world.kata is not None:
+        given = (g for g in given_by_us(world) if g.card is not None and world.is_bound(g.card))
+        names = {f"{g.resource}={g.device}" for g in given}
+        healthy = {f"{r}={i}" for r, devices in lists.items() for i in _healthy(devices)}
+        unmet += world.kata.wrong(names | healthy)
     return unmet + _figures(world, wanted, lists) + _pods(world)
 
 
@@ -225,14 +233,25 @@ def _can_start_on(world: World, device: str, resource: str, holding: LedgerEntry
     group = world.group_of(address)
     assert group is not None
     cards = (world.meaning(resource, other) for other in holding.devices)
+    nodes = _nodes(world, holding)
     return (
         world.model_of(resource) == world.model(address)
-        and f"/dev/vfio/{group}" in holding.nodes
-        and world.nodes_of(cards).issuperset(holding.nodes)
+        and f"/dev/vfio/{group}" in nodes
+        and world.nodes_of(cards).issuperset(nodes)
         and world.is_viable(group)
         and world.tree.holder_of(group) is None
         and not world.may_be_dead(address)
     )
+
+
+def _nodes(world: World, holding: LedgerEntry) -> Sequence[str]:
+    """The device nodes of a container's cards; none if the runtime does not find all of its CDI names."""
+    if world.kata is None:
+        return [node for node in holding.nodes if not node.startswith("/dev/egm")]
+    try:
+        return [*holding.nodes, *world.kata.runtime(holding.cdi_ids)]
+    except LookupError:
+        return []
 
 
 def _given(world: World) -> dict[str, set[str]]:
@@ -301,13 +320,16 @@ class Safety:
         # Without the gate a container starts as kubelet made it; a second plugin is called in our place, and has none.
         ungated = second or ("the node reboots" in world.counts and not world.can_tell_stale_nodes)
         doubles = [d for d in world.kubelet.double_handouts if not _is_unseen_use(world, d.devices)]
+        ungated |= world.kata is not None and world.kata.has_misled
         if doubles and not ungated:
             blind = "; a poll was blind" if "polls can read nothing" in world.counts else ""
             raise ViolationError("handed out twice", f"pod {doubles[0].pod} met {doubles[0].message}{blind}")
         if world.problems:
             raise ViolationError("the daemon misbehaved", world.problems[0])
         self._answers.inspect()
-        parts = (world.sets, world.fabric, world.deaths)
+        if world.kata is not None:
+            world.kata.look()
+        parts = (world.sets, world.fabric, world.deaths, world.kata, world.egms)
         of_parts = (problem for part in parts if part is not None for problem in part.problems)
         for problem in (*self._answers.problems, *of_parts):
             raise ViolationError(*problem)
@@ -420,6 +442,8 @@ def _check_swap(world: World) -> None:
     for (pod, resource), entry in world.kubelet.view.holdings.items():
         if not world.is_ours(resource) or not entry.response:
             continue  # another plugin's
+        if world.kata is not None:
+            continue  # `Kata` has seen the answer
         mediated = "MDEV_" if resource in vgpus.MDEV_RESOURCES else ""
         name = f"{mediated}PCI_RESOURCE_{resource.upper().replace('/', '_').replace('.', '_')}"
         got = entry.envs.get(name, "").split(",")
@@ -596,6 +620,10 @@ async def make_quiet(world: World, rules: Rules | None = None) -> None:
     world.find_api_server()
     if world.fabric is not None:
         world.fabric.end_faults()
+    if world.kata is not None:
+        world.kata.end_faults()
+    if world.egms is not None:
+        world.egms.is_unreadable = False
     if rules is not None:
         rules.end_faults()
     world.faults.end(Fault.NO_DESCRIPTORS)

@@ -106,7 +106,8 @@ def _next(world: World, rng: random.Random, guide: Guide | None, before: str | N
         slot = _slot_for_channel(world, world.domains, rng)
         if slot is not None:
             return FIRST_OF_DOMAINS, slot
-    if (world.sets is not None or world.fabric is not None) and rng.random() < _PAIR_COMES:
+    has_sets = (world.sets, world.fabric, world.egms) != (None, None, None)
+    if has_sets and rng.random() < _PAIR_COMES:
         slot = _slot_for(world, rng, FOR_TWO) if FOR_TWO in _kinds(world) else None
         if slot is not None:
             return FOR_TWO, slot
@@ -157,6 +158,10 @@ def _kinds(world: World) -> dict[str, Kind]:
     """What is drawn from."""
     if world.domains is not None:
         return Serves.DOMAINS.kinds
+    if world.egms is not None:
+        return Serves.EGMS.kinds
+    if world.kata is not None:
+        return Serves.KATA.kinds
     if world.fabric is not None:
         return (Serves.FABRIC if world.claims is None else Serves.CLAIMED_FABRIC).kinds
     if world.deaths is not None:

@@ -10,7 +10,9 @@ from tests.histories import (
     administrator_events,
     dead_events,
     domain_events,
+    egm_events,
     fabric_events,
+    kata_events,
     part_events,
     set_events,
 )
@@ -24,10 +26,14 @@ from tests.histories.dead import DEAD
 from tests.histories.dead_events import DEAD_KINDS
 from tests.histories.domain_events import DOMAIN_KINDS
 from tests.histories.domains import DOMAINS
+from tests.histories.egm import EGM
+from tests.histories.egm_events import EGM_KINDS
 from tests.histories.fabric import FABRIC
 from tests.histories.fabric_events import FABRIC_KINDS, PAIR_CLAIMED
 from tests.histories.group_events import GROUP_KINDS
 from tests.histories.host_events import HOST_KINDS
+from tests.histories.kata import KATA
+from tests.histories.kata_events import KATA_KINDS
 from tests.histories.kinds import Kind, can_follow, that_can_happen
 from tests.histories.kubelet_events import KUBELET_KINDS
 from tests.histories.ledger_events import LEDGER_KINDS
@@ -63,6 +69,8 @@ KINDS: Final[dict[str, Kind]] = {
         *FABRIC_KINDS,
         PAIR_CLAIMED,
         *DEAD_KINDS,
+        *KATA_KINDS,
+        *EGM_KINDS,
     )
 }
 """By name, in a fixed order."""
@@ -94,6 +102,11 @@ OF_FABRIC: Final[frozenset[str]] = frozenset(kind.name for kind in (*FABRIC_KIND
 
 OF_DEAD: Final[frozenset[str]] = frozenset(kind.name for kind in DEAD_KINDS)
 """Only on a node whose cards can die (`--dead-every`)."""
+OF_KATA: Final[frozenset[str]] = frozenset(kind.name for kind in KATA_KINDS)
+"""Only on a node whose daemons answer by CDI names (`--kata-every`)."""
+
+OF_EGMS: Final[frozenset[str]] = frozenset(kind.name for kind in EGM_KINDS)
+"""Only on a node of Grace superchips (`--egms-every`)."""
 
 DRAWN: Final[dict[str, Kind]] = {
     kind.name: kind
@@ -110,6 +123,8 @@ DRAWN: Final[dict[str, Kind]] = {
         | OF_SETS
         | OF_FABRIC
         | OF_DEAD
+        | OF_KATA
+        | OF_EGMS
     )
 }
 """The events that campaigns draw from, on a node that has neither claims of GPUs nor compute domains."""
@@ -222,6 +237,21 @@ DRAWN_WITH_CLAIMED_DEAD: Final[dict[str, Kind]] = {
     )
 }
 """The same where the daemons serve claims as well."""
+DRAWN_WITH_KATA: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k for k in KINDS.values() if k.name in {*kata_events.BESIDE, *OF_KATA} and k.name not in NOT_DRAWN
+    )
+}
+"""The same on a node whose daemons answer by CDI names."""
+
+DRAWN_WITH_EGMS: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in that_can_happen(
+        k for k in KINDS.values() if k.name in {*egm_events.BESIDE, *OF_EGMS} and k.name not in NOT_DRAWN
+    )
+}
+"""The same on a node of Grace superchips."""
 
 Pair = tuple[str, str]
 
@@ -243,6 +273,8 @@ PAIRS_WITH_FABRIC: Final = pairs_of(DRAWN_WITH_FABRIC)
 PAIRS_WITH_CLAIMED_FABRIC: Final = pairs_of(DRAWN_WITH_CLAIMED_FABRIC)
 PAIRS_WITH_DEAD: Final = pairs_of(DRAWN_WITH_DEAD)
 PAIRS_WITH_CLAIMED_DEAD: Final = pairs_of(DRAWN_WITH_CLAIMED_DEAD)
+PAIRS_WITH_KATA: Final = pairs_of(DRAWN_WITH_KATA)
+PAIRS_WITH_EGMS: Final = pairs_of(DRAWN_WITH_EGMS)
 
 
 class Serves(StrEnum):
@@ -260,6 +292,8 @@ class Serves(StrEnum):
     CLAIMED_FABRIC = "with claims and partitions of a fabric"
     DEAD = "with cards that die"
     CLAIMED_DEAD = "with claims and cards that die"
+    KATA = "with CDI names"
+    EGMS = "with Grace superchips"
 
     @property
     def bit(self) -> int:
@@ -277,6 +311,8 @@ class Serves(StrEnum):
             Serves.CLAIMED_FABRIC: CLAIMS | FABRIC,
             Serves.DEAD: DEAD,
             Serves.CLAIMED_DEAD: CLAIMS | DEAD,
+            Serves.KATA: KATA,
+            Serves.EGMS: EGM,
         }[self]
 
     @property
@@ -295,6 +331,8 @@ class Serves(StrEnum):
             Serves.CLAIMED_FABRIC: DRAWN_WITH_CLAIMED_FABRIC,
             Serves.DEAD: DRAWN_WITH_DEAD,
             Serves.CLAIMED_DEAD: DRAWN_WITH_CLAIMED_DEAD,
+            Serves.KATA: DRAWN_WITH_KATA,
+            Serves.EGMS: DRAWN_WITH_EGMS,
         }[self]
 
     @property
@@ -313,6 +351,8 @@ class Serves(StrEnum):
             Serves.CLAIMED_FABRIC: PAIRS_WITH_CLAIMED_FABRIC,
             Serves.DEAD: PAIRS_WITH_DEAD,
             Serves.CLAIMED_DEAD: PAIRS_WITH_CLAIMED_DEAD,
+            Serves.KATA: PAIRS_WITH_KATA,
+            Serves.EGMS: PAIRS_WITH_EGMS,
         }[self]
 
 
@@ -330,6 +370,8 @@ def serves(seed: int) -> Serves:
         Serves.SETS,
         Serves.FABRIC,
         Serves.DEAD,
+        Serves.KATA,
+        Serves.EGMS,
     )
     return next((kind for kind in kinds if seed & kind.bit == kind.bit), Serves.PLUGIN)
 

@@ -679,6 +679,17 @@ FOUND_WITH_FABRIC: Final[dict[str, tuple[int, Script]]] = {
 """On nodes that activate partitions of an NVLink fabric."""
 
 
+FOUND_WITH_KATA: Final[dict[str, tuple[int, Script]]] = {
+    name: (seed, parse_script(script))
+    for name, (seed, script) in {
+        "a card comes back while its CDI file is being written without it, and a pod gets it": (
+            2199023255553,
+            "polls take long+3; writes of CDI files take long; unbind+0.3; bind to vfio-pci+0.4; "
+            "pods come in a burst+3",
+        ),
+    }.items()
+}
+"""On nodes whose daemons answer by CDI names."""
 FOUND_WITH_DEAD: Final[dict[str, tuple[int, Script]]] = {
     name: (seed, parse_script(script))
     for name, (seed, script) in {

@@ -42,6 +42,9 @@ class Flag(StrEnum):
     FILE_IS_DAMAGED = "kubelet's ledger file is damaged"
     NVIDIA_IS_UNLOADED = "NVIDIA's driver is not loaded"
     VFIO_IS_UNLOADED = "vfio-pci is not loaded"
+    EGMS_ARE_UNREADABLE = "the EGMs cannot be read"
+    SPECS_ARE_UNWRITABLE = "the CDI files of the device plugin cannot be written"
+    ANOTHER_HAS_A_SPEC = "another program has a file in the CDI directory of the device plugin"
 
 
 AT_FIRST: Final = dict.fromkeys(Flag, False) | {Flag.KUBELET_RUNS: True, Flag.ONE_SERVES: True}

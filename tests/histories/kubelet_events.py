@@ -28,7 +28,7 @@ from gpuactors_simulation.kubelet.transport import KUBELET_SOCKET, POD_RESOURCES
 from gpuactors_simulation.kubelet.values import Phase
 from tests.histories.kinds import Act, Flag, Kind, always, crash, detail_of, fault
 from tests.histories.truth import given_by_us
-from tests.histories.world import MODEL, MODELS, OTHER_CLIENT, SECOND, World
+from tests.histories.world import MODEL, MODELS, OTHER_CLIENT, RENAMED, SECOND, World
 from tests.memory.faults import Fault
 
 FOR_TWO: Final = "a pod for two cards comes"
@@ -57,12 +57,13 @@ _GARBAGE: Final = (
 """Not HTTP/2; HTTP/1; a torn preface; no request; a frame too long; bad HPACK; WINDOW_UPDATE 0; RST of no stream."""
 
 
-def _resource(slot: int) -> str:
-    return list(MODELS.values())[slot % len(MODELS)]
+def _resource(world: World, slot: int) -> str:
+    names = list(MODELS.values() if world.kata is None else RENAMED.values())
+    return names[slot % len(names)]
 
 
-def _endpoint(slot: int) -> str:
-    return socket_name(ResourceName(_resource(slot)), "")
+def _endpoint(world: World, slot: int) -> str:
+    return socket_name(ResourceName(_resource(world, slot)), "")
 
 
 def _bytes(slot: int) -> int:
@@ -88,16 +89,16 @@ def _runs(world: World, _slot: int) -> bool:
 
 def _cut(world: World, slot: int) -> None:
     """Every connection to an endpoint breaks, or only kubelet's."""
-    resource = _resource(slot)
+    resource = _resource(world, slot)
     if detail_of(slot) % 2 and resource in world.kubelet.view.connected:
         with suppress(KeyError):
             world.kubelet.lose_stream(resource)
     else:
-        world.transport.cut(_endpoint(slot))
+        world.transport.cut(_endpoint(world, slot))
 
 
 def _cut_within(world: World, slot: int) -> None:
-    world.transport.cut(_endpoint(slot), after_bytes=_bytes(slot))
+    world.transport.cut(_endpoint(world, slot), after_bytes=_bytes(slot))
 
 
 def _cut_next(endpoint: str) -> Act:
@@ -114,7 +115,7 @@ def _garbage(world: World, slot: int) -> None:
     """Bytes that are not gRPC on our endpoint; half of the clients stay for a while, half go at once."""
 
     async def send() -> None:
-        stream = await world.transport.try_dial(_endpoint(slot), OTHER_CLIENT)
+        stream = await world.transport.try_dial(_endpoint(world, slot), OTHER_CLIENT)
         if stream is None:
             return
         async with stream:
@@ -129,7 +130,7 @@ def _garbage(world: World, slot: int) -> None:
 
 def _visit(world: World, slot: int, call: _Visit) -> None:
     async def visit() -> None:
-        stream = await world.transport.try_dial(_endpoint(slot), OTHER_CLIENT)
+        stream = await world.transport.try_dial(_endpoint(world, slot), OTHER_CLIENT)
         if stream is None:
             return
         async with open_channel(stream) as channel:

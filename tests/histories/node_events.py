@@ -37,6 +37,8 @@ _AFTER_REBOOT: Final = {
     Flag.NVIDIA_IS_UNLOADED: False,
     Flag.VFIO_IS_UNLOADED: False,
     Flag.CDI_FILES_STAY: False,
+    Flag.SPECS_ARE_UNWRITABLE: False,
+    Flag.ANOTHER_HAS_A_SPEC: False,
 }
 
 

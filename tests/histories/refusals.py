@@ -19,6 +19,7 @@ from tests.histories.config_events import CHOOSES, NAMES
 from tests.histories.dead_events import COMES_AGAIN, DIES
 from tests.histories.fabric_events import ACTIVATES, LATE
 from tests.histories.group_events import COMES, IS_BOUND
+from tests.histories.kata_events import TAKES, UNWRITTEN
 from tests.histories.move_events import COMES_WITH_FREED, PULLED, SWAPPED
 from tests.histories.other_plugin_events import SECOND_PLUGIN
 from tests.histories.part_events import CHANGED_BY, OPENED
@@ -158,6 +159,8 @@ _EVENTS: Final[Mapping[Cause, tuple[str, ...]]] = {
     Cause.PARTITION_IN_USE: (ACTIVATES,),
     Cause.PARTITION_LOST: LATE,
     Cause.NOT_SERVING: _STOPS,
+    Cause.CDI_FILE_UNWRITTEN: (*UNWRITTEN, *_CHANGED),
+    Cause.CDI_NAME_TAKEN: (TAKES,),
 }
 """The events that can lead to a refusal with that cause. No event can lead to a cause that is not here."""
 

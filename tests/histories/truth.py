@@ -151,7 +151,8 @@ def expected(world: World) -> Lists:
                 and not world.is_dead(key)
             )
             renamed = any(world.model_of(resource) == model for resource, _ in names)
-            free = HEALTHY if bound and openable else UNHEALTHY
+            is_found = world.kata is None or world.kata.can_offer(own, key)
+            free = HEALTHY if bound and openable and is_found else UNHEALTHY
             if free == HEALTHY and world.is_doubtful(key):
                 free = ANY
             lists.setdefault(own, {})[key] = NOT_OFFERED if renamed else free

@@ -64,7 +64,9 @@ from tests.histories.claims import CLAIMS, COMPANION_DRIVER, ClaimsNode
 from tests.histories.dead import DEAD, Deaths
 from tests.histories.domains import DOMAINS, DomainsNode
 from tests.histories.dra_node import DraNode
+from tests.histories.egm import EGM, Egms
 from tests.histories.fabric import FABRIC, Fabric
+from tests.histories.kata import KATA, Kata
 from tests.histories.other_driver import OtherDriver
 from tests.histories.sets import REQUIRED, SETS, Sets
 from tests.histories.starts import Starts
@@ -251,7 +253,8 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
     has mediated devices instead, and the virtual functions of the second one can be vGPUs. With the bit SETS a file
     says which cards are sets, and with the bit REQUIRED a container gets nothing else. With the bit FABRIC the fabric
     manager says so, and the daemons activate its partitions. With the bit DEAD cards can die, and each place for one is
-    below a root port of its own.
+    below a root port of its own. With the bit KATA the daemons answer by CDI names. With the bit EGM its first three
+    cards are GPUs of Grace superchips.
     """
     tree = HostTree(root, cdev=seed & 4 != 0, waits_silently=seed & 12 == 8)
     transport = MemoryTransport(trace.carried)
@@ -263,9 +266,15 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
     dra = _dra_node(tree, seed, tell)
     around = dra.surroundings if dra is not None else None
     machines = _Machines(tree, tell, held_back)
+    kata = Kata() if seed & KATA else None
     async with (
         open_fake_kubelet(
-            transport, seed=seed, tenancy=machines, dra=around, cgroups=CgroupTree(root)
+            transport,
+            seed=seed,
+            tenancy=machines,
+            dra=around,
+            cgroups=CgroupTree(root),
+            cdi=kata.runtime if kata is not None else None,
         ) as kubelet,
         trio.open_nursery() as nursery,
     ):
@@ -277,6 +286,10 @@ async def open_world(root: Path, seed: int, trace: Trace) -> AsyncIterator[World
         world.parts_share_group = seed & 16 != 0
         if seed & (SETS | CLAIMS):
             world.config = ChangingConfig()
+        if kata is not None:
+            world.has_kata(kata)
+        if seed & EGM:
+            world.egms = Egms([world.address(slot) for slot in range(CARDS)])
         if seed & SETS:
             cards = map(world.address, range(CARDS))
             world.sets = Sets(cards, lambda address: address in tree.functions, required=seed & REQUIRED != 0)
@@ -405,6 +418,10 @@ class World:
         """None: no card dies."""
         self.sets_required = False
         """A container gets exactly one set."""
+        self.kata: Kata | None = None
+        """None: the daemons answer by device nodes."""
+        self.egms: Egms | None = None
+        """None: there is none."""
         self.kubelet_runs = True
         self.kubelet_since = -math.inf
         """When kubelet was last started with pods that it had to hear of first."""
@@ -484,6 +501,24 @@ class World:
             self.nursery.start_soon(node.controller.run, self.kubelet)
         self.nursery.start_soon(node.network.run)
         self.nursery.start_soon(self._collect_claims, node)
+
+    def has_kata(self, kata: Kata) -> None:
+        """The daemons answer by CDI names. Only the other pci.ids has names that CDI can have."""
+        self.kata = kata
+        self.pre_start_gate = False
+        self.next_options = replace(self.next_options, renamed=True)
+        kata.held = lambda: {
+            (resource, device)
+            for (_, resource), entry in self.kubelet.view.holdings.items()
+            for device in entry.devices
+        }
+        kata.group_of = self.bound_group_of
+        kata.others_of = lambda card: self.tree.functions.keys() - {card}
+        kata.state_of = self._state_of
+
+    def _state_of(self, name: str) -> NodeState | None:
+        daemons = [d for d in self.daemons if d.name == name and d.handle is not None]
+        return next(states_of(daemons), None)
 
     def _plug_claimed(self, claims: ClaimsNode, *, prebound_companion: bool) -> None:
         # Fewer cards where an administrator is: he is to meet the claims.
@@ -687,6 +722,10 @@ class World:
     def group_of(self, key: str) -> int | None:
         """The IOMMU group of a function or mediated device; None if it is in none, or not there."""
         return vgpus.group_of(self.tree, key)
+
+    def bound_group_of(self, key: str) -> int | None:
+        """The same of what is on vfio-pci, or a vGPU."""
+        return self.group_of(key) if self.is_bound(key) else None
 
     def is_bound(self, key: str) -> bool:
         """It is on vfio-pci, or a vGPU: that is usable as it is, a mediated device as long as its card has a driver."""
@@ -1015,6 +1054,8 @@ class World:
             self.dra.power_cut()
         if self.fabric is not None:
             self.fabric.reboot()
+        if self.kata is not None:
+            self.kata.power_cut()
         functions = [(a, spec, self._driver_of_boot(a)) for a, spec in self.tree.functions.items()]
         for address, _, _ in functions:
             self.tree.unplug(address)
@@ -1186,7 +1227,8 @@ class World:
             host=FaultyReader(reader, self.faults, str(self._root)),
             use=FaultyUse(use, self.faults),
             ledger=memory_ledger(self.transport, self.faults, daemon.name, PodCgroups(host)),
-            cdi=self.other_driver,
+            cdi=self.kata.reader(self.other_driver) if self.kata is not None else self.other_driver,
+            specs=self.kata.directory_of(daemon.name) if self.kata is not None else None,
             open_uevents=daemon.uevents.open,
             kubelet=memory_kubelet(self.transport, self.faults, daemon.name, hanging.subscribe()),
             control=memory_control(daemon.state_dir, hanging, daemon.name, self.faults, self.transport),
@@ -1194,6 +1236,7 @@ class World:
             vgpu_types=self.vgpu_types,
             dead_signs=self.dead_signs,
             sets=self._sources_of(daemon),
+            egms=self.egms.reader_of(daemon.name) if self.egms is not None else None,
             partitions=self._partitions_of(daemon),
             journal=Watch(daemon.journal, self.trace, daemon.name, self.cut_off, self._stepped),
             dra=self._dra_of(daemon, hanging),
@@ -1242,6 +1285,10 @@ class World:
 
     def _stepped(self, daemon: str, step: Step) -> None:
         self.starts.stepped(daemon, step)
+        if self.kata is not None:
+            self.kata.stepped(daemon, step)
+        if self.egms is not None:
+            self.egms.stepped(daemon, step)
         self.on_step(daemon, step)
 
     def _pci_ids(self, *, renamed: bool) -> Path:
@@ -1268,6 +1315,8 @@ class World:
             hand_over=True,
             sets_required=self.sets_required,
             activates_partitions=self.fabric is not None,
+            allocates_by_cdi=self.kata is not None,
+            waits_in_allocate=self.kata is not None,
         )
         try:
             with daemon.scope:

@@ -17,6 +17,7 @@ from gpuactors.kubelet.pb.podresources.v1 import ListPodResourcesRequest, PodRes
 from gpuactors.replay.counts import Counts
 from gpuactors_simulation.kubelet.containers import Tenancy
 from gpuactors_simulation.kubelet.fake import FakeKubelet, open_fake_kubelet
+from gpuactors_simulation.kubelet.pods import CdiNodes
 from gpuactors_simulation.kubelet.transport import (
     KUBELET_SOCKET,
     POD_RESOURCES_SOCKET,
@@ -44,6 +45,8 @@ class Plugin(TrioService, pb.DevicePluginBase):
     asked: list[tuple[str, Any]] = field(default_factory=list)
     nodes: dict[str, str] = field(default_factory=dict)
     """The group node of each device."""
+    cdi_ids: tuple[str, ...] = ()
+    """The CDI names of each of its answers."""
     streams: list[trio.MemorySendChannel[list[tuple[str, str]]]] = field(default_factory=list)
     first: list[tuple[str, str]] = field(default_factory=list)
 
@@ -87,6 +90,7 @@ class Plugin(TrioService, pb.DevicePluginBase):
         container = pb.ContainerAllocateResponse(
             envs={"GPUS": ",".join(sorted(request.devices_ids))},
             devices=[pb.DeviceSpec(container_path=n, host_path=n, permissions="mrw") for n in nodes],
+            cdi_devices=[pb.CdiDevice(name=name) for name in self.cdi_ids],
         )
         return pb.AllocateResponse(container_responses=[container])
 
@@ -160,21 +164,28 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(directory: Path | None = None, tenancy: Tenancy | None = None) -> AsyncIterator[Rig]:
+async def rig(
+    directory: Path | None = None, tenancy: Tenancy | None = None, cdi: CdiNodes | None = None
+) -> AsyncIterator[Rig]:
     """Over unix sockets in `directory`, or in memory."""
     transport = UnixTransport(directory) if directory else MemoryTransport()
     where = transport.device_plugins if isinstance(transport, UnixTransport) else Path()
-    async with open_fake_kubelet(transport, seed=1, tenancy=tenancy) as kubelet:
+    async with open_fake_kubelet(transport, seed=1, tenancy=tenancy, cdi=cdi) as kubelet:
         await kubelet.start()
         yield Rig(kubelet, transport, where)
 
 
 @asynccontextmanager
 async def registered(
-    plugin: Plugin, name: str = "p.sock", *, directory: Path | None = None, tenancy: Tenancy | None = None
+    plugin: Plugin,
+    name: str = "p.sock",
+    *,
+    directory: Path | None = None,
+    tenancy: Tenancy | None = None,
+    cdi: CdiNodes | None = None,
 ) -> AsyncIterator[Rig]:
     """A rig with a plugin that is registered and whose first list has come."""
-    async with rig(directory, tenancy) as r, r.serving(plugin, name):
+    async with rig(directory, tenancy, cdi) as r, r.serving(plugin, name):
         await r.register(name)
         await r.figures(len(plugin.first), sum(health == "Healthy" for _, health in plugin.first))
         yield r

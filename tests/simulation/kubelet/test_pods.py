@@ -431,6 +431,23 @@ async def test_a_machine_that_fails_holds_nothing(tmp_path: Path, autojump_clock
 
 
 @pytest.mark.trio
+async def test_a_machine_opens_what_its_cdi_names_lead_to_once_they_are_found(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    tree, files = node(tmp_path), dict[str, str]()
+    plugin = Plugin(first=[(ONE, "Healthy")], cdi_ids=(f"{GPU}={ONE}",))
+    async with registered(
+        plugin, tenancy=TreeTenancy(tree), cdi=lambda names: [files[n] for n in names]
+    ) as r:
+        pod = await r.kubelet.admit("vm", {GPU: 1})
+        assert pod.phase is Phase.STARTING
+        assert "unresolvable CDI devices" in pod.message
+        files[f"{GPU}={ONE}"] = "/dev/vfio/51"
+        await r.kubelet.until(lambda view: view.pods["vm"].phase is Phase.RUNNING)
+        assert tree.holder_of(51) == FIRST_PID
+
+
+@pytest.mark.trio
 async def test_a_machines_end_lets_an_unbind_go_on(tmp_path: Path, autojump_clock: MockClock) -> None:
     tree, sent = node(tmp_path), list[Uevent]()
     async with registered(holding_plugin(), tenancy=TreeTenancy(tree, sent.extend)) as r:

@@ -4,7 +4,8 @@ and whether the daemons keep to that.
 A function that has died is dead until the kernel enumerates it again, also where it answers before. Its own count of
 fatal errors tells every daemon; its silence tells those that read it while it lasted, and it is not read while a
 process has the function open; the count of the port above tells those that knew the function before. Whoever must know
-gives it to nobody: a call in flight when it dies may end either way. Must not know how the daemon decides.
+gives it to nobody: a call in flight when it dies may end either way. A daemon that starts may know by its file what the
+one before has read, or not, as that may have ended before it wrote. Must not know how the daemon decides.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import Prepared, Unprepared
 from gpuactors.core.values.effects import Granted, Ready, Refused, Reply
-from gpuactors.core.values.model import PciAddress, PciFunction, Token
+from gpuactors.core.values.model import PciAddress, Token
 from gpuactors.ports.node import Step
 from gpuactors_simulation.host.tree import HostTree
 from gpuactors_simulation.host.uevents import Uevent
@@ -66,10 +67,6 @@ class _Death:
     """The daemons that have read the sign."""
     shown: set[str] = field(default_factory=set)
     """The daemons that read it at their next look, at the latest, where nothing shows it to others."""
-
-
-def _outlives_restart(_sign: Sign) -> bool:
-    return False
 
 
 @final
@@ -178,9 +175,7 @@ class Deaths:
         is_shown = sign is Sign.COUNTED or (
             sign is Sign.SILENT and self.is_silent(address) and self._tree.enabled(address) == 0
         )
-        if is_shown or daemon in death.known | death.shown:
-            return True
-        return _outlives_restart(sign) and bool(death.known)
+        return is_shown or daemon in death.known | death.shown
 
     def _is_refused(self, card: str, daemon: str) -> bool:
         """A call that comes now is refused. No inspection of a companion is made for it: that must be known before."""
@@ -216,9 +211,9 @@ class Deaths:
                 self._answered(daemon, effect)
 
     def _look(self, daemon: str, state: NodeState) -> None:
-        for (address, sign), death in self._died.items():
+        for (address, _), death in self._died.items():
             function = state.host.functions.get(PciAddress(address))
-            if function is not None and function.presence == death.presence and _shows(function, sign):
+            if function is not None and function.presence == death.presence and function.sign is not None:
                 death.known.add(daemon)
         for (of, _), (_, refused) in self._asked.items():
             refused -= {card for card in refused if not self._is_refused(card, of)}
@@ -246,13 +241,3 @@ class Deaths:
                 self.problems.append((NOT_NAMED, f"{sorted(dead)}: {refused.reason}"))
             case _:
                 pass
-
-
-def _shows(function: PciFunction, sign: Sign) -> bool:
-    match sign:
-        case Sign.COUNTED:
-            return function.has_fatal_errors
-        case Sign.BY_PORT:
-            return function.has_port_errors
-        case Sign.SILENT:
-            return function.is_silent

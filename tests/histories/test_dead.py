@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from gpuactors.core.assessment import assess, blockers
 from gpuactors.core.deviceplugin import calls
 from gpuactors.core.gpus import exclusion, offer
-from gpuactors.core.host import inspections
+from gpuactors.core.host import dead_signs, inspections
 from gpuactors.core.kinds.dead import dead
 from gpuactors.core.values import memo
 from gpuactors.core.values.cause import OF_A_PART, Cause
+from gpuactors.core.values.dead_signs import DeadSigns
 from gpuactors.core.values.inventory import Device
-from gpuactors.core.values.model import DeviceKey, Health, PciFunction
+from gpuactors.core.values.model import DeviceKey, Health, PciFunction, Sign
 from gpuactors.core.values.status import DeviceStatus, Reason
-from gpuactors.host.sysfs import SysfsReader
 from gpuactors_simulation.kubelet.values import Phase
 from tests.histories.claim_events import FIRST_OF_CLAIMS
 from tests.histories.dead import GIVEN, NOT_DEAD
@@ -67,6 +67,24 @@ RESTART: Final = "a daemon crashes; a daemon starts+3"
 HISTORIES: Final[Mapping[str, tuple[str, list[str], int, str]]] = {
     "its own counter tells": (f"{COUNTS}+3; {BURST}+11", ["1", "2"], 0, ""),
     "a restarted daemon reads the counter": (f"{COUNTS}; {RESTART}; {BURST}+11", ["1", "2"], 0, ""),
+    "it dies while no daemon runs": (
+        f"a daemon crashes; {COUNTS}; a daemon starts+3; {BURST}+11",
+        ["1", "2"],
+        0,
+        "",
+    ),
+    "a restarted daemon knows what the counter of its port told": (
+        f"{PORT_COUNTS}+3; {RESTART}; {BURST}+11",
+        ["1", "2"],
+        0,
+        "",
+    ),
+    "it answers again, and the daemon is restarted": (
+        f"{SILENT}@{TOLD}+3; {ANSWERS}@{TOLD}+3; {RESTART}; {BURST}+11",
+        ["1", "2"],
+        0,
+        "",
+    ),
     "the counter of its port tells": (f"{PORT_COUNTS}+3; {BURST}+11", ["1", "2"], 0, ""),
     "its silence is read when it is asked for": (f"{SILENT}+3; {BURST}+11", ["1", "2"], 1, "reads all ones"),
     "it answers again, and that changes nothing": (
@@ -182,38 +200,35 @@ def _no_taint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _is_back_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_signs = inspections._with_signs
-
-    def forgets(function: PciFunction, last: PciFunction) -> PciFunction:
-        return replace(with_signs(function, last), is_silent=function.is_silent)
-
-    monkeypatch.setattr(inspections, "_with_signs", forgets)
+    _without(monkeypatch, lambda function, _: function.sign is Sign.SILENT and not function.is_silent)
 
 
 def _asks_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_signs = inspections._with_signs
-
-    def deaf(function: PciFunction, last: PciFunction) -> PciFunction:
-        return replace(with_signs(function, last), has_port_errors=False)
-
-    monkeypatch.setattr(inspections, "_with_signs", deaf)
+    _without(monkeypatch, lambda function, _: function.sign is Sign.PORT)
 
 
 def _counts_since_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fatal error that was counted before the daemon has read the card is none."""
-    read = SysfsReader._read
-    first: dict[tuple[int, str, int], bool] = {}
+    old: set[tuple[str, int]] = set()
 
-    def grown(self: SysfsReader, *given: Any, **more: Any) -> PciFunction | None:
-        found = read(self, *given, **more)
-        if found is None:
-            return None
-        key = id(self._first_port_errors), found.address, found.presence
-        return (
-            replace(found, has_fatal_errors=False) if first.setdefault(key, found.has_fatal_errors) else found
-        )
+    def is_old(function: PciFunction, last: PciFunction | None) -> bool:
+        key = function.address, function.presence
+        old.update([key] if last is None and function.has_fatal_errors else ())
+        return key in old and function.sign is Sign.FATAL
 
-    monkeypatch.setattr(SysfsReader, "_read", grown)
+    _without(monkeypatch, is_old)
+
+
+def _without(
+    monkeypatch: pytest.MonkeyPatch, is_left_out: Callable[[PciFunction, PciFunction | None], bool]
+) -> None:
+    """These functions get no sign. The second argument is what the daemon has read before."""
+
+    def forgets(function: PciFunction, last: PciFunction | None, signs: DeadSigns) -> PciFunction:
+        found = dead_signs.with_sign(function, last, signs)
+        return replace(found, sign=None) if is_left_out(found, last) else found
+
+    monkeypatch.setattr(inspections, "with_sign", forgets)
 
 
 def _subtracts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,8 +298,7 @@ UNSETTLED: Final = "kubelet's view does not settle"
             UNSETTLED,
         ),
         (_asks_no_port, NODE, f"{PORT_COUNTS}+3; {BURST}+3", GIVEN),
-        (_counts_since_its_start, NODE, f"{COUNTS}+3; {RESTART}; {BURST}+3", GIVEN),
-        (_counts_since_its_start, NODE, f"{COUNTS}+3; a successor starts+11", UNSETTLED),
+        (_counts_since_its_start, NODE, f"a daemon crashes; {COUNTS}; a daemon starts+3; {BURST}+3", GIVEN),
         (_subtracts_twice, NODE, f"a pod comes+11; {ALL_DIE}+11", "the daemon misbehaved"),
         (_starts_on_them, NODE, STARTS_AGAIN, GIVEN),
         (_never_comes_back, NODE, f"{COUNTS}+3; {COMES_AGAIN}+3", UNSETTLED),

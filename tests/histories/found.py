@@ -18,6 +18,13 @@ from tests.histories.script import Script, parse_script
 FOUND: Final[dict[str, Script]] = {
     name: parse_script(script)
     for name, script in {
+        # The names that it has served were not on disk yet: they were written again 10 s after a failure.
+        "a daemon without descriptors serves again, and one with another state directory takes over": (
+            "unplug slowly; unplug slowly@1; half gone@2; a daemon starts with another state directory+0.3; "
+            "the successor is told to stop; descriptors run out; the next daemon selects other cards; a pod comes; "
+            "a daemon starts with another state directory; plug a card without driver@357; "
+            "another client sends a wrong message@551+3; bind to vfio-pci@87+3"
+        ),
         "a daemon takes over with a damaged ledger file, and a pod has a GPU by an ID of an older plugin": (
             "a daemon crashes; scans fail+0.001; an older plugin has given a card away; a pod comes; "
             "the ledger file is damaged"
@@ -427,6 +434,11 @@ FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
             1,
             "a pod with a claim comes@1+3; the configuration file chooses other cards+15; kubelet stops+1; "
             "kubelet starts+20; a daemon crashes+1; a daemon starts+20; a pod ends+20",
+        ),
+        "a daemon is told to stop while an Allocate waits for a poll and an inspection": (
+            210724916396,
+            "polls take long; a pod and a claim race for a card+0.001; SR-IOV is switched on for vGPUs@4; "
+            "the daemon is told to stop; inspections and scans take long+3",
         ),
         "a daemon is killed while it makes the sockets of its DRA plugin": (
             5173842126,

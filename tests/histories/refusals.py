@@ -51,15 +51,16 @@ UNREAD: Final = (
 )
 """After these the ledger may not have been read in time: the last known one decides, or a call waits for a read."""
 
-_HAND_OVERS: Final = ("a successor starts", "a daemon starts with another state directory")
-
-_STOPS: Final = (
-    *CUTS_CALLS_OFF,
+_SHORTENS_CALLS: Final = (
     "the daemon is told to stop",
     "the predecessor is told to stop",
     "the successor is told to stop",
-    *_HAND_OVERS,
+    "a successor starts",
+    "a daemon starts with another state directory",
 )
+"""After these a call in flight waits less."""
+
+_STOPS: Final = (*CUTS_CALLS_OFF, *_SHORTENS_CALLS)
 
 _HELD: Final = (
     "an external process opens a card",
@@ -169,7 +170,7 @@ _SLOW: Final[Mapping[Cause, str]] = {
     Cause.USE_LATE: "polls take long",
     Cause.LEDGER_LATE: "reads of the ledger take long",
 }
-"""What takes `SLOW_S` is in time for every Allocate but one that a daemon gets while it hands over: `LATE_CALL_S`."""
+"""What takes `SLOW_S` is in time for every Allocate but one that a daemon has while it hands over or stops."""
 
 _CRASHES: Final[Mapping[Fault, str]] = {
     Fault.INSPECTOR_CRASHES: "the inspector crashes",
@@ -212,7 +213,7 @@ def failed_for_nothing(
     """
     if refused is not None:
         kinds = {kind for cause in refused.causes for kind in _EVENTS.get(cause, ())}
-        if any(kind in happened for kind in _HAND_OVERS):
+        if any(kind in happened for kind in _SHORTENS_CALLS):
             kinds |= {_SLOW[cause] for cause in refused.causes if cause in _SLOW}
         kinds |= {kind for fault, kind in _CRASHES.items() if str(PlannedCrashError(fault)) in refused.reason}
         unknowable = _is_unknowable(refused, happened, by_older_id=by_older_id)

@@ -13,8 +13,8 @@ from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import LatestReader
 from gpuactors.ports.errors import StateFileError
 
-SERVED_RETRY_S: Final = 10.0
-"""The wait after a failed write of the file."""
+SERVED_RETRY_S: Final = 1.0
+"""The wait after a failed write of the file. Short, as a successor that comes meanwhile reads what is there."""
 
 _Content = TypeVar("_Content")
 _Written = TypeVar("_Written", contravariant=True)

@@ -4,8 +4,8 @@ A view that is old is not a fact: what was in kubelet's ledger when the call cam
 answered, a fresh read would have shown. So a card that another pod had all the time is not granted, and none is refused
 because of an owner that was never in the ledger during the call. GetPreferredAllocation is answered from memory: what
 another plugin has given away may be unknown then, but not what we have. Only the cards that kubelet offered could have
-been preferred; it chooses them before it calls, so one that was released since may not be among them. Must not know how
-the daemon decides.
+been preferred; it chooses them before it calls, so one that was released since may not be among them. KubeVirt must
+find the granted devices by its own rules. Must not know how the daemon decides.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from gpuactors_simulation.kubelet.values import Pod as FailedPod
 from tests.histories.refusals import UNREAD
 from tests.histories.truth import claimed_cards, given_by_us, is_any_withheld, others_cards
 from tests.histories.world import World
+from tests.support.kubevirt import NotReadableError, host_devices
+
+UNREADABLE: Final = "KubeVirt reads other devices"
 
 CLAIM_SEEN_S: Final = limits.LEDGER_QUIET_S + LIST_NAMES_S + 2 * LIST_HELD_S
 """Only List shows the claim of another driver that has no file, and it is not called in an Allocate: how late it is
@@ -113,6 +116,8 @@ class Answers:
             self._refusals.pop(key, None)
 
     def _answered(self, asked: _Asked, reply: Reply) -> None:
+        if isinstance(reply.answer, Granted):
+            self._read_by_kubevirt(asked.call, reply.answer)
         if not self._is_readable():
             return
         match reply.answer:
@@ -122,6 +127,21 @@ class Answers:
                 self._refused(asked, refused)
             case _:
                 pass
+
+    def _read_by_kubevirt(self, call: AllocateAsked, granted: Granted) -> None:
+        """Its virt-launcher finds exactly the devices in the variables of the container. Kata has CDI names instead."""
+        for ids, grant in zip(call.requests, granted.containers, strict=True):
+            cards = self._meant(call.resource, ids)
+            if grant.cdi_ids or len(cards) != len(ids):
+                continue
+            try:
+                found = {of.address for of in host_devices(dict(grant.envs), [call.resource] * len(ids))}
+            except NotReadableError as error:
+                self.problems.append((UNREADABLE, f"{sorted(cards)}: {error}"))
+            else:
+                if found != cards:
+                    text = f"{sorted(found)} is in the variables of {sorted(cards)}"
+                    self.problems.append((UNREADABLE, text))
 
     def _granted(self, asked: _Asked) -> None:
         others = others_cards(self._world)

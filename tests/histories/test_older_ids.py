@@ -14,6 +14,7 @@ from gpuactors.core.ledger import identity
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.model import DeviceId, DeviceKey, Resolved
 from gpuactors.core.values.owner import Named
+from tests.histories.answers import UNREADABLE
 from tests.histories.play import play
 from tests.histories.script import Script, Step, parse_script
 from tests.histories.truth import HEALTHY, NOT_OFFERED, expected, given_by_us
@@ -120,7 +121,7 @@ def test_a_daemon_that_takes_it_for_the_card_before_the_reboot_is_noticed(
     monkeypatch.setattr(identity, "_resolved_older", stale)
     failure = play(script, SEED).failure
     assert failure is not None
-    assert failure.check == "kubelet's view does not settle"
+    assert failure.check == UNREADABLE
 
 
 @pytest.mark.parametrize("event", ["another plugin gives a card away@12", "another plugin has odd IDs@12"])

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from gpuactors.core.deviceplugin import allocation, calls, device_lists
 from gpuactors.core.events.deviceplugin import PreferenceRequest
@@ -31,13 +32,14 @@ from gpuactors.process.logger import get_logger
 from gpuactors_simulation.kubelet.values import DoubleHandOut
 from tests.histories import play as playing
 from tests.histories import refusals
+from tests.histories.answers import UNREADABLE
 from tests.histories.draw import drawn
 from tests.histories.events import KINDS
 from tests.histories.found import FOUND, known
 from tests.histories.move_events import SWAPPED
 from tests.histories.play import Played, play, play_chosen
 from tests.histories.refusals import failed_for_nothing
-from tests.histories.script import Step
+from tests.histories.script import Step, parse_script
 from tests.histories.shrink import shrink
 from tests.histories.world import World
 from tests.support.planted_status import plant_allocated_is_unhealthy
@@ -107,6 +109,7 @@ PLANTED: dict[Plant, set[str]] = {
     _mark_what_is_busy: {"free is negative", "kubelet's view does not settle"},
     _swap_what_is_busy: {
         "swapped",
+        UNREADABLE,
         "the daemon misbehaved",  # a container has been started with another GPU's node
     },
 }
@@ -148,6 +151,14 @@ def test_a_group_in_use_that_is_preferred_is_noticed(knows: bool, monkeypatch: p
     burst = FOUND["pods come in a burst on groups of two"]
     checks = {f.check for seed in range(4) if (f := play(burst, seed).failure) is not None}
     assert (GROUP_IN_USE_PREFERRED in checks) is not knows, checks
+
+
+def test_an_answer_in_which_kubevirt_finds_other_devices_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    grant = calls._grant
+    monkeypatch.setattr(calls, "_grant", lambda *given: replace(grant(*given), envs=()))
+    failure = play(parse_script("a pod comes+3"), 2).failure
+    assert failure is not None
+    assert failure.check == UNREADABLE
 
 
 def test_without_a_planted_bug_the_same_histories_pass() -> None:

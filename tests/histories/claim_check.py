@@ -51,7 +51,8 @@ class ClaimRules:
         """Implement `Rules.stepped`."""
         self._answers.stepped(daemon, step)
         for effect in step.effects:
-            if isinstance(effect, Log) and effect.name == "claim.astray":
+            # A part goes with its card's driver, or by itself.
+            if isinstance(effect, Log) and effect.name == "claim.astray" and not self._world.has_parts:
                 is_wrong = (
                     effect.fields["cause"] == Cause.GONE and effect.fields["uid"] not in self._node.moved
                 )

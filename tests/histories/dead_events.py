@@ -131,7 +131,7 @@ def _act(enumerates: Callable[[World, int], None]) -> Callable[[World, Deaths, i
 
 
 COUNTS: Final = "a card counts a fatal error"
-PORT_COUNTS: Final = "only the port above counts a card's fatal error"
+PORT_COUNTS: Final = "only the port above counts the fatal error of a card"
 SILENT: Final = "a card falls silent"
 ANSWERS: Final = "a silent card answers again"
 COMES_AGAIN: Final = "a dead card is unplugged and plugged again"

@@ -161,8 +161,8 @@ BUGS: Final = (
     Planted(
         "the reader keeps the selectors of the start",
         "src/gpuactors/host/sysfs.py",
-        "        if selectors is None or selectors == self._selectors:\n",
-        "        if selectors is None or self._selectors:\n",
+        "        wanted = (self._selectors if selectors is None else selectors), errors\n",
+        "        wanted = self._selectors, errors\n",
         "tests/node/test_fleet.py -k a_changed_selector",
     ),
     Planted(

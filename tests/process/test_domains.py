@@ -128,7 +128,7 @@ def test_a_channel_from_slice_to_unprepare() -> None:
         (directory / "nodes_config.cfg").write_text("written by the daemon's container")
         assert unprepare(at.plugin, "old", channel).error == ""
         # By that NVIDIA's controller ends the daemon's pod, whose claim is unprepared then.
-        eventually(lambda: at.objects.label is None, "the label's end")
+        _end(at.objects)
         assert directory.is_dir()
         assert unprepare(at.plugin, "training-daemon", daemon, NAMESPACE).error == ""
         eventually(lambda: not directory.exists(), "the directory's end")
@@ -209,7 +209,7 @@ def test_a_label_of_another_domain_is_never_overwritten_and_the_error_names_it()
         _, old, daemon = domain_with_channel(at)
         assert unprepare(at.plugin, "old", old).error == ""
         assert unprepare(at.plugin, "training-daemon", daemon, NAMESPACE).error == ""
-        eventually(partial(_is_without_label, at.objects), "the label's end")
+        _end(at.objects)
         other, domain = at.objects.domain("other"), at.objects.domain("mine")
         at.objects.set_label(other)
         at.daemon.wait_event("label.foreign", value=other)
@@ -221,6 +221,12 @@ def test_a_label_of_another_domain_is_never_overwritten_and_the_error_names_it()
         assert waiting.answers == []
 
 
+def _end(objects: DomainObjects) -> None:
+    """The domain is deleted, so its label does not wait for another claim."""
+    objects.delete("training")
+    eventually(partial(_is_without_label, objects), "the label's end")
+
+
 def _is_without_label(objects: DomainObjects) -> bool:
     return objects.label is None
 
@@ -230,6 +236,7 @@ def test_a_daemon_that_comes_again_removes_a_stale_label_also_host_managed() -> 
         with domains_node(f"--compute-domains={mode}") as (node, api, arguments):
             objects = DomainObjects(api)
             objects.set_label(objects.domain("gone"))
+            objects.delete("gone")
             with node.daemon(*arguments):
                 eventually(partial(_is_without_label, objects), "the stale label's end")
 
@@ -248,7 +255,7 @@ def test_a_claim_outlives_the_daemon_and_the_label_stays() -> None:
             assert prepare(plugin, "old", channel).error == ""
             assert set(objects.labels_since(before)) <= {domain}
             assert unprepare(plugin, "old", channel).error == ""
-            eventually(partial(_is_without_label, objects), "the label's end")
+            _end(objects)
 
 
 def test_a_lost_checkpoint_costs_no_claim_and_no_label() -> None:
@@ -265,7 +272,7 @@ def test_a_lost_checkpoint_costs_no_claim_and_no_label() -> None:
             assert prepare(plugin, "training-daemon", of_daemon, NAMESPACE).error == ""
             assert set(objects.labels_since(before)) <= {domain}
             assert unprepare(plugin, "old", channel).error == ""
-            eventually(partial(_is_without_label, objects), "the label's end")
+            _end(objects)
             assert unprepare(plugin, "training-daemon", of_daemon, NAMESPACE).error == ""
             assert list(cdi.iterdir()) == []
 
@@ -288,7 +295,7 @@ def test_an_update_hands_the_domains_over(monkeypatch: pytest.MonkeyPatch) -> No
                     assert set(objects.labels_since(before)) <= {domain}
                     assert unprepare(plugin, "old", channel).error == ""
                     assert unprepare(plugin, "training-daemon", of_daemon, NAMESPACE).error == ""
-                eventually(partial(_is_without_label, objects), "the label's end")
+                _end(objects)
                 assert list(cdi.iterdir()) == []
 
 

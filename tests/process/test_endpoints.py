@@ -222,6 +222,8 @@ def test_a_daemon_that_offers_nothing_says_so_once_and_registers_nothing() -> No
             assert ready.status == 503
             assert "this daemon offers nothing" in ready.text
             assert page(node, "/livez").status == 200
+            # Kubelet has removed it at its start.
+            eventually((node.kubelet.socket_dir / "gpuactors").is_dir, "the directory of the control socket")
         assert daemon.wait_exit() == 0
         (said,) = (line for line in daemon.log if line["event"] == "daemon.offers_nothing")
         assert all(flag in said["reason"] for flag in ("--device-plugin", "--dra", "--compute-domains"))

@@ -94,6 +94,7 @@ async def died(world: World, sign: str) -> str:
     dead = await plugged_below_a_port(world)
     if sign == "silent":
         world.tree.fall_silent(dead)
+        world.tell((world.tree.recovery_begins(dead),))
     else:
         world.tell(world.tree.fail_fatally(dead, by_port=sign == "port"))
     await counted(world, Counts(3, 2, 0))

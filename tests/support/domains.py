@@ -50,6 +50,10 @@ class DomainObjects:
         made = self._api.do(self._api.server.add_domain, namespace, name)
         return str(made["metadata"]["uid"])
 
+    def delete(self, name: str, namespace: str = "default") -> None:
+        """A ComputeDomain is deleted. Nobody takes its label away, as NVIDIA's controller would."""
+        self._api.do(self._api.server.delete_domain, namespace, name)
+
     def set_nodes(self, name: str, nodes: Mapping[str, str], namespace: str = "default") -> None:
         """What NVIDIA's daemons say in their clique, and its controller of the domain's nodes: name and status."""
         made = self._api.do(self._api.server.set_domain_nodes, namespace, name, nodes)

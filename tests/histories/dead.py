@@ -69,6 +69,17 @@ class _Death:
     """The daemons that read it at their next look, at the latest, where nothing shows it to others."""
 
 
+@dataclass(slots=True)
+class _Call:
+    """A call that is not answered yet."""
+
+    cards: tuple[str, ...]
+    refused: set[str]
+    """Those that were to be refused all the time."""
+    doubtful: set[str]
+    """Those that a daemon might take for dead at some time: a companion may be pulled out meanwhile."""
+
+
 @final
 class Deaths:
     """The dead functions of one node. Each wrong answer is in `problems`, as a check's name and a text."""
@@ -76,8 +87,7 @@ class Deaths:
     def __init__(self, tree: HostTree) -> None:
         self._tree = tree
         self._died: dict[tuple[str, Sign], _Death] = {}
-        self._asked: dict[tuple[str, Token], tuple[tuple[str, ...], set[str]]] = {}
-        """The cards of each call that waits, and those of them that were to be refused all the time."""
+        self._asked: dict[tuple[str, Token], _Call] = {}
         self._asking: dict[tuple[str, Token], str] = {}
         """The claim of each call about one."""
         self._refusable: dict[str, set[str]] = {}
@@ -199,7 +209,7 @@ class Deaths:
             case PrepareAsked() as call:
                 uid = str(call.claim.uid)
                 self._ask(daemon, call.token, given(uid))
-                refused = self._asked[daemon, call.token][1]
+                refused = self._asked[daemon, call.token].refused
                 self._refusable[uid] = self._refusable.get(uid, refused) & refused
                 self._asking[daemon, call.token] = uid
             case UnprepareAsked() as call:
@@ -215,16 +225,19 @@ class Deaths:
             function = state.host.functions.get(PciAddress(address))
             if function is not None and function.presence == death.presence and function.sign is not None:
                 death.known.add(daemon)
-        for (of, _), (_, refused) in self._asked.items():
-            refused -= {card for card in refused if not self._is_refused(card, of)}
+        for (of, _), call in self._asked.items():
+            call.refused -= {card for card in call.refused if not self._is_refused(card, of)}
+            call.doubtful |= {card for card in call.cards if self.may_be_dead(card)}
 
     def _ask(self, daemon: str, token: Token, cards: Iterable[str]) -> None:
         cards = tuple(cards)
-        self._asked[daemon, token] = cards, {card for card in cards if self._is_refused(card, daemon)}
+        refused = {card for card in cards if self._is_refused(card, daemon)}
+        self._asked[daemon, token] = _Call(cards, refused, set(filter(self.may_be_dead, cards)))
 
     def _answered(self, daemon: str, reply: Reply) -> None:
         uid = self._asking.pop((daemon, reply.token), None)
-        cards, dead = self._asked.pop((daemon, reply.token), ((), set()))
+        call = self._asked.pop((daemon, reply.token), None) or _Call((), set(), set())
+        dead = call.refused
         match reply.answer:
             case Unprepared() if uid is not None:
                 self._refusable.pop(uid, None)
@@ -235,7 +248,7 @@ class Deaths:
             case Ready() if dead:
                 self.problems.append((GIVEN, f"a container may start on {sorted(dead)}"))
             case Refused() as refused if Cause.DEAD in refused.causes:
-                if not any(map(self.may_be_dead, cards)):
+                if not call.doubtful:
                     self.problems.append((NOT_DEAD, refused.reason))
             case Refused() as refused if dead and not _OWNED.isdisjoint(refused.causes):
                 self.problems.append((NOT_NAMED, f"{sorted(dead)}: {refused.reason}"))

@@ -705,6 +705,12 @@ FOUND_WITH_KATA: Final[dict[str, tuple[int, Script]]] = {
 FOUND_WITH_DEAD: Final[dict[str, tuple[int, Script]]] = {
     name: (seed, parse_script(script))
     for name, (seed, script) in {
+        "a silent companion is unplugged while an Allocate waits for the inspection that has seen it": (
+            1100938002213,
+            "a card counts a fatal error@1; only the port above counts the fatal error of a card; "
+            "plug a companion@2+0.001; a card falls silent@272; inspections and scans take long; a pod comes+0.001; "
+            "unplug the companion@2",
+        ),
         # It was reserved by what was known before the inspection failed, and bound.
         "a claim comes for a silent card, whose inspection fails": (
             1103819715071,

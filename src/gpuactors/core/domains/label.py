@@ -143,7 +143,8 @@ def lingering(domains: Domains) -> DomainUid | None:
     return DomainUid(label.value) if label.value is not None and label.lingers_until < math.inf else None
 
 
-def _is_gone(domains: Domains, domain: DomainUid) -> bool:
+def is_gone(domains: Domains, domain: DomainUid) -> bool:
+    """Return whether the domain was read, and is missing or being deleted: it does not come back."""
     view = domains.views.get(domain)
     return view is not None and view.is_gone
 
@@ -241,8 +242,8 @@ def _lingering(
     claims of another domain need the node, or once the domain is gone."""
     label, settings = domains.label, domains.settings
     is_on = settings is not None and settings.mode is DomainMode.ON
-    is_needed = held_domains.kept or not is_on
-    if patch is None or patch.change is LabelChange.ADD or is_needed or _is_gone(domains, patch.value):
+    cannot_wait = held_domains.kept or not is_on
+    if patch is None or patch.change is LabelChange.ADD or cannot_wait or is_gone(domains, patch.value):
         return replace(domains, label=replace(label, lingers_until=math.inf)), patch
     if label.lingers_until == math.inf:
         label = replace(label, lingers_until=at + LABEL_LINGERS_S, lingers_from=domains.last)

@@ -182,10 +182,8 @@ def waited_for(domains: Domains) -> tuple[DomainUid, ...]:
     """Return the domains that a claim waits for, or the label, which is added only if the domain is there."""
     waiting = (domain_of(e).config for e in domains.claims.entries.values() if e.state in _WAIT)
     uids = [config.domain for config in waiting if config is not None]
-    if (needed := label.wanted_of(domains)) is not None:
-        view = domains.views.get(needed)
-        if view is None or not view.is_gone:
-            uids.append(needed)
+    if (needed := label.wanted_of(domains)) is not None and not label.is_gone(domains, needed):
+        uids.append(needed)
     return tuple(dict.fromkeys(uids))
 
 

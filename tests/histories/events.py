@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from difflib import get_close_matches
 from enum import StrEnum
+from itertools import chain
 from typing import Final
 
 from tests.histories import (
@@ -47,33 +49,33 @@ from tests.histories.sets import SETS
 from tests.histories.vgpu_events import MDEV_OPENED, OF_PARTS_CLAIMED, VGPU_KINDS, VGPU_OPENED
 from tests.histories.world import PARTS, VGPUS
 
-KINDS: Final[dict[str, Kind]] = {
-    kind.name: kind
-    for kind in (
-        *HOST_KINDS,
-        *GROUP_KINDS,
-        *NODE_KINDS,
-        *KUBELET_KINDS,
-        *LEDGER_KINDS,
-        *NEIGHBOUR_KINDS,
-        *DAEMON_KINDS,
-        *CLAIM_KINDS,
-        *MOVE_KINDS,
-        *DOMAIN_KINDS,
-        *ADMINISTRATOR_KINDS,
-        *PART_KINDS,
-        *VGPU_KINDS,
-        OF_PARTS_CLAIMED,
-        *SET_KINDS,
-        *CONFIG_KINDS,
-        *FABRIC_KINDS,
-        PAIR_CLAIMED,
-        *DEAD_KINDS,
-        *KATA_KINDS,
-        *EGM_KINDS,
-    )
-}
-"""By name, in a fixed order."""
+ALL: Final = (
+    *HOST_KINDS,
+    *GROUP_KINDS,
+    *NODE_KINDS,
+    *KUBELET_KINDS,
+    *LEDGER_KINDS,
+    *NEIGHBOUR_KINDS,
+    *DAEMON_KINDS,
+    *CLAIM_KINDS,
+    *MOVE_KINDS,
+    *DOMAIN_KINDS,
+    *ADMINISTRATOR_KINDS,
+    *PART_KINDS,
+    *VGPU_KINDS,
+    OF_PARTS_CLAIMED,
+    *SET_KINDS,
+    *CONFIG_KINDS,
+    *FABRIC_KINDS,
+    PAIR_CLAIMED,
+    *DEAD_KINDS,
+    *KATA_KINDS,
+    *EGM_KINDS,
+)
+"""Every kind, in a fixed order."""
+
+KINDS: Final[dict[str, Kind]] = {kind.name: kind for kind in ALL}
+"""By name, in that order."""
 
 NOT_DRAWN: Final[frozenset[str]] = frozenset()
 """Kinds that find faults that are not repaired yet: scripts may name them, campaigns leave them out. Should be
@@ -102,11 +104,19 @@ OF_FABRIC: Final[frozenset[str]] = frozenset(kind.name for kind in (*FABRIC_KIND
 
 OF_DEAD: Final[frozenset[str]] = frozenset(kind.name for kind in DEAD_KINDS)
 """Only on a node whose cards can die (`--dead-every`)."""
+
 OF_KATA: Final[frozenset[str]] = frozenset(kind.name for kind in KATA_KINDS)
 """Only on a node whose daemons answer by CDI names (`--kata-every`)."""
 
 OF_EGMS: Final[frozenset[str]] = frozenset(kind.name for kind in EGM_KINDS)
 """Only on a node of Grace superchips (`--egms-every`)."""
+
+
+def _drawn(*names: Iterable[str], but: Set[str] = frozenset()) -> dict[str, Kind]:
+    """Return the kinds of these names that campaigns draw, in the order of KINDS."""
+    wanted = {*chain(*names)} - but - NOT_DRAWN
+    return {k.name: k for k in that_can_happen(k for k in KINDS.values() if k.name in wanted)}
+
 
 DRAWN: Final[dict[str, Kind]] = {
     kind.name: kind
@@ -129,128 +139,51 @@ DRAWN: Final[dict[str, Kind]] = {
 }
 """The events that campaigns draw from, on a node that has neither claims of GPUs nor compute domains."""
 
-DRAWN_WITH_CLAIMS: Final[dict[str, Kind]] = {
-    kind.name: kind
-    for kind in that_can_happen(
-        k for k in KINDS.values() if k.name in {*BESIDE, *OF_CLAIMS} and k.name not in NOT_DRAWN
-    )
-}
+DRAWN_WITH_CLAIMS: Final[dict[str, Kind]] = _drawn(BESIDE, OF_CLAIMS)
 """The same on a node with claims of GPUs."""
 
-DRAWN_WITH_DOMAINS: Final[dict[str, Kind]] = {
-    kind.name: kind
-    for kind in that_can_happen(
-        k
-        for k in KINDS.values()
-        if k.name in {*domain_events.BESIDE, *OF_ANY_DRIVER, *OF_DOMAINS} and k.name not in NOT_DRAWN
-    )
-}
+DRAWN_WITH_DOMAINS: Final[dict[str, Kind]] = _drawn(domain_events.BESIDE, OF_ANY_DRIVER, OF_DOMAINS)
 """The same on a node with compute domains."""
 
-DRAWN_WITH_ADMINISTRATORS: Final[dict[str, Kind]] = {
-    kind.name: kind
-    for kind in that_can_happen(
-        k
-        for k in KINDS.values()
-        if k.name in {*administrator_events.BESIDE, *OF_ADMINISTRATORS} and k.name not in NOT_DRAWN
-    )
-}
+DRAWN_WITH_ADMINISTRATORS: Final[dict[str, Kind]] = _drawn(administrator_events.BESIDE, OF_ADMINISTRATORS)
 """The same on a node with claims of GPUs and a second administrator."""
 
-DRAWN_WITH_PARTS: Final[dict[str, Kind]] = {
-    kind.name: kind
-    for kind in that_can_happen(
-        k for k in KINDS.values() if k.name in {*part_events.BESIDE, *OF_PARTS} and k.name not in NOT_DRAWN
-    )
-}
+DRAWN_WITH_PARTS: Final[dict[str, Kind]] = _drawn(part_events.BESIDE, OF_PARTS)
 """The same on a node with cards that can have virtual functions."""
 
-DRAWN_WITH_VGPUS: Final[dict[str, Kind]] = {
-    kind.name: kind
-    for kind in that_can_happen(
-        k
-        for k in KINDS.values()
-        if k.name in {*part_events.BESIDE, *OF_PARTS, *OF_VGPUS} - {OF_PARTS_CLAIMED.name, *NOT_DRAWN}
-    )
-}
+DRAWN_WITH_VGPUS: Final[dict[str, Kind]] = _drawn(
+    part_events.BESIDE, OF_PARTS, OF_VGPUS, but={OF_PARTS_CLAIMED.name}
+)
 """The same on a node that has vGPUs as well."""
 
-DRAWN_WITH_CLAIMED_VGPUS: Final[dict[str, Kind]] = {
-    kind.name: kind
-    for kind in that_can_happen(
-        k
-        for k in KINDS.values()
-        if k.name
-        in {
-            *BESIDE,
-            *(kind.name for kind in CLAIM_KINDS),
-            *OF_VGPUS,
-            *part_events.CLAIMED,
-        }
-        - {MDEV_OPENED, VGPU_OPENED, REBOOTS_WITH_ANOTHER, *NOT_DRAWN}
-    )
-}
+DRAWN_WITH_CLAIMED_VGPUS: Final[dict[str, Kind]] = _drawn(
+    BESIDE,
+    (kind.name for kind in CLAIM_KINDS),
+    OF_VGPUS,
+    part_events.CLAIMED,
+    but={MDEV_OPENED, VGPU_OPENED, REBOOTS_WITH_ANOTHER},
+)
 """The same on a node that has vGPUs and serves claims."""
 
-DRAWN_WITH_SETS: Final[dict[str, Kind]] = {
-    kind.name: kind
-    for kind in that_can_happen(
-        k for k in KINDS.values() if k.name in {*set_events.BESIDE, *OF_SETS} and k.name not in NOT_DRAWN
-    )
-}
+DRAWN_WITH_SETS: Final[dict[str, Kind]] = _drawn(set_events.BESIDE, OF_SETS)
 """The same on a node with sets of devices."""
 
-DRAWN_WITH_FABRIC: Final[dict[str, Kind]] = {
-    kind.name: kind
-    for kind in that_can_happen(
-        k
-        for k in KINDS.values()
-        if k.name in {*fabric_events.BESIDE, *OF_FABRIC} - {PAIR_CLAIMED.name, *NOT_DRAWN}
-    )
-}
+DRAWN_WITH_FABRIC: Final[dict[str, Kind]] = _drawn(fabric_events.BESIDE, OF_FABRIC, but={PAIR_CLAIMED.name})
 """The same on a node that activates partitions."""
 
-DRAWN_WITH_CLAIMED_FABRIC: Final[dict[str, Kind]] = {
-    kind.name: kind
-    for kind in that_can_happen(
-        k
-        for k in KINDS.values()
-        if k.name in {*fabric_events.BESIDE_WITH_CLAIMS, *OF_FABRIC} and k.name not in NOT_DRAWN
-    )
-}
+DRAWN_WITH_CLAIMED_FABRIC: Final[dict[str, Kind]] = _drawn(fabric_events.BESIDE_WITH_CLAIMS, OF_FABRIC)
 """The same where the daemons serve claims as well."""
 
-DRAWN_WITH_DEAD: Final[dict[str, Kind]] = {
-    kind.name: kind
-    for kind in that_can_happen(
-        k for k in KINDS.values() if k.name in {*dead_events.BESIDE, *OF_DEAD} and k.name not in NOT_DRAWN
-    )
-}
+DRAWN_WITH_DEAD: Final[dict[str, Kind]] = _drawn(dead_events.BESIDE, OF_DEAD)
 """The same on a node whose cards can die."""
 
-DRAWN_WITH_CLAIMED_DEAD: Final[dict[str, Kind]] = {
-    kind.name: kind
-    for kind in that_can_happen(
-        k
-        for k in KINDS.values()
-        if k.name in {*dead_events.BESIDE_WITH_CLAIMS, *OF_DEAD} and k.name not in NOT_DRAWN
-    )
-}
+DRAWN_WITH_CLAIMED_DEAD: Final[dict[str, Kind]] = _drawn(dead_events.BESIDE_WITH_CLAIMS, OF_DEAD)
 """The same where the daemons serve claims as well."""
-DRAWN_WITH_KATA: Final[dict[str, Kind]] = {
-    kind.name: kind
-    for kind in that_can_happen(
-        k for k in KINDS.values() if k.name in {*kata_events.BESIDE, *OF_KATA} and k.name not in NOT_DRAWN
-    )
-}
+
+DRAWN_WITH_KATA: Final[dict[str, Kind]] = _drawn(kata_events.BESIDE, OF_KATA)
 """The same on a node whose daemons answer by CDI names."""
 
-DRAWN_WITH_EGMS: Final[dict[str, Kind]] = {
-    kind.name: kind
-    for kind in that_can_happen(
-        k for k in KINDS.values() if k.name in {*egm_events.BESIDE, *OF_EGMS} and k.name not in NOT_DRAWN
-    )
-}
+DRAWN_WITH_EGMS: Final[dict[str, Kind]] = _drawn(egm_events.BESIDE, OF_EGMS)
 """The same on a node of Grace superchips."""
 
 Pair = tuple[str, str]

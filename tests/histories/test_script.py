@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.histories.__main__ import main
-from tests.histories.events import KINDS, check_names
+from tests.histories.events import ALL, KINDS, check_names
 from tests.histories.kinds import SLOTS
 from tests.histories.script import (
     Script,
@@ -55,6 +55,10 @@ def test_an_unknown_kind_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["--script", "a cat comes@1"])
     assert "there is no kind of event called 'a cat comes'" in capsys.readouterr().err
+
+
+def test_no_two_kinds_have_one_name() -> None:
+    assert [kind.name for kind in ALL] == [*KINDS]
 
 
 def test_every_kind_can_be_written_in_a_line() -> None:

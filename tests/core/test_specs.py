@@ -29,7 +29,7 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.cdi import CdiSpec, CdiSpecs
 from gpuactors.core.values.device_spec import DeviceSpecs, cdi_id, file_name, is_kind, resource_of
 from gpuactors.core.values.effects import Grant, Granted, Refusal, Refused
-from gpuactors.core.values.model import DeviceId, PciFunction, ResourceName
+from gpuactors.core.values.model import DeviceId, PciFunction, ResourceName, device_key
 from gpuactors.core.values.naming import parse_own_name
 from tests.core.builders import H100, SETTINGS, A, B, Core, allocate_call, gpu, only
 from tests.support.kata import LETTERS, SandboxError, is_word, sandbox_nodes
@@ -208,6 +208,20 @@ def test_a_model_without_a_name_is_withheld_with_the_mapping_to_use() -> None:
     asked = AllocateAsked(allocate_call(A).token, unnamed, ((DeviceId(A),),))
     answer = only(Refused, core.called(asked, gpu(A, device="2330", model=None)))
     assert answer.causes == (Cause.CDI_NAME_INVALID,)
+
+
+def test_a_model_without_a_name_is_withheld_also_when_the_pod_of_its_old_name_has_just_left() -> None:
+    """Found by a history: it was Healthy until a poll had seen that the group is closed, and Allocate was refused."""
+    core = KataCore(gpu(A, device="2330", model=None), gpu(B))
+    core.write()
+    core.ledger, core.enabled = {A: "gone"}, {A: 1}
+    core.pass_time(limits.LEDGER_QUIET_S)
+    core.ledger, core.silent = {}, True
+    core.pass_time(limits.LEDGER_QUIET_S)
+    core.feed(core.ledger_event(core.read))
+    unnamed = ResourceName("nvidia.com/2330")
+    assert core.state.assessments[device_key(A)].status.cause is Cause.HOLDER_UNKNOWN
+    assert core.device_list(unnamed) == {A: "Unhealthy"}
 
 
 _WORDS = st.text("aZ09-_.", min_size=1, max_size=6)

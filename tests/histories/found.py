@@ -699,6 +699,11 @@ FOUND_WITH_KATA: Final[dict[str, tuple[int, Script]]] = {
             "polls take long+3; writes of CDI files take long; unbind+0.3; bind to vfio-pci+0.4; "
             "pods come in a burst+3",
         ),
+        "a pod ends that had a card by its old name, and the new one is no CDI kind": (
+            2201274105492,
+            "a pod comes; a daemon crashes@121+0.001; the next daemon has another pci.ids; kubelet stops; a pod ends; "
+            "pods come in a burst",
+        ),
     }.items()
 }
 """On nodes whose daemons answer by CDI names."""

@@ -42,9 +42,16 @@ SPECS: Final = (
     Mutation(
         "a device that a pod has is Unhealthy for want of a CDI file",
         "core/deviceplugin/entries.py",
-        "            if held is None and (why",
+        "            if not is_allocated and (why",
         "            if (why",
         f"{_CORE}::test_a_device_that_a_pod_has_stays_healthy_without_a_file",
+    ),
+    Mutation(
+        "a device whose pod has just left is Healthy under a name that is no CDI kind",
+        "core/deviceplugin/entries.py",
+        "            if not is_allocated and (why",
+        "            if held is None and (why",
+        f"{_CORE}::test_a_model_without_a_name_is_withheld_also_when_the_pod_of_its_old_name_has_just_left",
     ),
     Mutation(
         "a device that is gone leaves the CDI file under its pod",

@@ -32,9 +32,10 @@ def entries(
         assessment = assessed[key]
         held = assessment.holding
         is_there = device.has_backing and not device.unnamed
-        if is_there or key in offered or (held is not None and held.is_allocated):
+        is_allocated = held is not None and held.is_allocated
+        if is_there or key in offered or is_allocated:
             entry = _advertised(ids.get(key) or DeviceId(key), device, assessment.status)
-            if held is None and (why := lacking(state, device.resource, entry.id, device)) is not None:
+            if not is_allocated and (why := lacking(state, device.resource, entry.id, device)) is not None:
                 entry = _withheld(entry, why)
             by_resource.setdefault(device.resource, {})[entry.id] = entry
     return by_resource
@@ -62,7 +63,7 @@ def _advertised(device_id: DeviceId, device: Device, status: DeviceStatus) -> Ad
 
 
 def _withheld(entry: AdvertisedDevice, why: Reason) -> AdvertisedDevice:
-    """Return the entry of a free device that no runtime could resolve. One that cannot be opened keeps its reason."""
+    """Return the entry of a device that no runtime could resolve. One that cannot be opened keeps its reason."""
     if entry.health is not Health.HEALTHY:
         return entry
     return replace(entry, health=Health.UNHEALTHY, reason=why.message, cause=why.cause)

@@ -138,46 +138,35 @@ def play_part(plan: Plan, part: int, on_played: Callable[[Played], bool]) -> Non
 
 
 def _numbered(plan: Plan, part: int) -> Iterator[tuple[Serves, int]]:
-    """A worker's histories. Those with compute domains, with a second administrator, with parts of cards, with vGPUs,
-    with sets, with partitions, with cards that die, with CDI names, and of Grace superchips have numbers of their own,
-    so that without them the others are the same ones."""
-    turns, numbers, parts = itertools.count(1), itertools.count(), itertools.count()
-    vgpus, sets, fabrics, dead, kata, egms = (itertools.count() for _ in range(6))
-    others, theirs = itertools.count(), itertools.count()
-    for turn in turns:
-        if plan.egms_every and turn % plan.egms_every == plan.egms_every - 8:
-            yield Serves.EGMS, part + plan.workers * next(egms)
-            continue
-        if plan.kata_every and turn % plan.kata_every == plan.kata_every - 7:
-            yield Serves.KATA, part + plan.workers * next(kata)
-            continue
-        if plan.dead_every and turn % plan.dead_every == plan.dead_every - 6:
-            nth = next(dead)
-            yield (Serves.CLAIMED_DEAD if nth % 2 else Serves.DEAD), part + plan.workers * nth
-            continue
-        if plan.fabrics_every and turn % plan.fabrics_every == plan.fabrics_every - 5:
-            nth = next(fabrics)
-            yield (Serves.CLAIMED_FABRIC if nth % 2 else Serves.FABRIC), part + plan.workers * nth
-            continue
-        if plan.sets_every and turn % plan.sets_every == plan.sets_every - 4:
-            yield Serves.SETS, part + plan.workers * next(sets)
-            continue
-        if plan.vgpus_every and turn % plan.vgpus_every == plan.vgpus_every - 3:
-            nth = next(vgpus)  # of two kinds of nodes, in turn
-            yield (Serves.CLAIMED_VGPUS if nth % 2 else Serves.VGPUS), part + plan.workers * nth
-            continue
-        if plan.parts_every and turn % plan.parts_every == plan.parts_every - 2:
-            yield Serves.PARTS, part + plan.workers * next(parts)
-            continue
-        if plan.domains_every and turn % plan.domains_every == 0:
-            yield Serves.DOMAINS, part + plan.workers * next(others)
-            continue
-        if plan.administrators_every and turn % plan.administrators_every == plan.administrators_every - 1:
-            yield Serves.ADMINISTRATORS, part + plan.workers * next(theirs)
-            continue
-        nth = next(numbers)
-        has_claims = plan.claims_every > 0 and nth % plan.claims_every == 0
-        yield Serves.CLAIMS if has_claims else Serves.PLUGIN, part + plan.workers * nth
+    """A worker's histories. A kind of nodes that comes every so many turns has numbers of its own: without it the
+    others are the same ones."""
+    numbers = {of: itertools.count() for of, _, _ in _IN_TURN}
+    for turn in itertools.count(1):
+        kinds = next(of for of, every, sooner in _IN_TURN if _is_turn(every(plan), turn + sooner))
+        nth = next(numbers[kinds])
+        of = kinds[nth % len(kinds)]
+        has_claims = of is Serves.PLUGIN and _is_turn(plan.claims_every, nth)
+        yield Serves.CLAIMS if has_claims else of, part + plan.workers * nth
+
+
+_IN_TURN: Final[tuple[tuple[tuple[Serves, ...], Callable[[Plan], int], int], ...]] = (
+    ((Serves.EGMS,), lambda plan: plan.egms_every, 8),
+    ((Serves.KATA,), lambda plan: plan.kata_every, 7),
+    ((Serves.DEAD, Serves.CLAIMED_DEAD), lambda plan: plan.dead_every, 6),
+    ((Serves.FABRIC, Serves.CLAIMED_FABRIC), lambda plan: plan.fabrics_every, 5),
+    ((Serves.SETS,), lambda plan: plan.sets_every, 4),
+    ((Serves.VGPUS, Serves.CLAIMED_VGPUS), lambda plan: plan.vgpus_every, 3),
+    ((Serves.PARTS,), lambda plan: plan.parts_every, 2),
+    ((Serves.DOMAINS,), lambda plan: plan.domains_every, 0),
+    ((Serves.ADMINISTRATORS,), lambda plan: plan.administrators_every, 1),
+    ((Serves.PLUGIN,), lambda _: 1, 0),
+)
+"""Kinds of nodes that have turns: the first that has this one; how many turns lie between two; by how many sooner they
+come, so that kinds with one distance do not meet. Several kinds of a row have its turns one after the other."""
+
+
+def _is_turn(every: int, turn: int) -> bool:
+    return every > 0 and turn % every == 0
 
 
 def _work(plan: Plan, part: int, count: int | None, results: Queue[Played | None], stop: Event) -> None:

@@ -97,7 +97,7 @@ def test_plain_files_raise_oserror_and_leave_the_old_file(tmp_path: Path) -> Non
     async def use() -> None:
         await trio.lowlevel.checkpoint()
         assert plain_files.read_plain(path, 10) in (b"old", b"new")
-        plain_files.replace_plain(path, b"new", 0o600, durable=True)
+        plain_files.replace_own(path, b"new", 0o600, durable=True)
 
     struck(use, {plain_files: {}}, (OSError,), tmp_path)
     assert path.read_bytes() == b"new"

@@ -39,11 +39,19 @@ async def test_a_link_at_the_name_of_a_new_file_is_not_written_through(tmp_path:
     """It was `.gpuactors.new`, known to everybody who can write in NFD's directory: root wrote where it pointed to."""
     target = tmp_path / "passwd"
     target.write_text("theirs")
-    for name in ("gpuactors", ".gpuactors.new"):
-        (tmp_path / name).symlink_to(target)
+    (tmp_path / ".gpuactors.new").symlink_to(target)
     await NfdFile(tmp_path / "gpuactors").write(LABELS, NOON)
     assert target.read_text() == "theirs"
     assert "iommu=true" in (tmp_path / "gpuactors").read_text()
+
+
+async def test_a_link_in_its_place_is_somebodys(tmp_path: Path) -> None:
+    """With `--nfd-file /dev/stdout`, as root, that was a file for every process of the machine."""
+    link = tmp_path / "gpuactors"
+    link.symlink_to("/dev/null")
+    with pytest.raises(StateFileError, match="gpuactors: it is a link, and a regular file is needed"):
+        await NfdFile(link).write(LABELS, NOON)
+    assert link.is_symlink()
 
 
 async def test_a_directory_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuactors.process.plain_files import NotPlainError, read_plain, replace_plain
+from gpuactors.process.plain_files import NotPlainError, read_plain, replace_own, replace_plain
 
 OTHERS = {
     "a FIFO": os.mkfifo,
@@ -41,14 +41,47 @@ def test_of_a_larger_file_only_so_much_is_read_and_a_link_to_one_is_followed(tmp
     assert read_plain(tmp_path / "x", 9) == b"12345"
 
 
-def test_a_link_at_the_path_is_replaced_and_its_target_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "FIFO", "directory"])
+def test_only_a_regular_file_is_replaced(tmp_path: Path, kind: str) -> None:
+    """As root /dev/stdout would be a file, and where a link leads to is not ours."""
+    (tmp_path / "target").write_text("theirs")
+    path = tmp_path / "x"
+    match kind:
+        case "link":
+            path.symlink_to("target")
+        case "link to nothing":
+            path.symlink_to("nowhere")
+        case "FIFO":
+            os.mkfifo(path)
+        case _:
+            path.mkdir()
+    before = path.lstat()
+    with pytest.raises(NotPlainError, match=f"it is a {kind.split()[0]}, and a regular file is needed"):
+        replace_plain(path, b"ours", 0o644)
+    after = path.lstat()
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+    assert (tmp_path / "target").read_text() == "theirs"
+    assert sorted(os.listdir(tmp_path)) == ["target", "x"]
+
+
+def test_a_link_in_a_directory_of_ones_own_is_replaced_and_its_target_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "target").write_text("theirs")
     (tmp_path / "x").symlink_to("target")
-    replace_plain(tmp_path / "x", b"ours", 0o644, durable=True)
+    replace_own(tmp_path / "x", b"ours", 0o644, durable=True)
     assert (tmp_path / "target").read_text() == "theirs"
     found = (tmp_path / "x").lstat()
     assert (stat.S_ISREG(found.st_mode), found.st_mode & 0o777) == (True, 0o644)
     assert sorted(os.listdir(tmp_path)) == ["target", "x"]
+
+
+def test_a_file_is_made_and_replaced_with_its_mode(tmp_path: Path) -> None:
+    for content in (b"first", b"second"):
+        replace_plain(tmp_path / "x", content, 0o640)
+        assert ((tmp_path / "x").read_bytes(), stat.S_IMODE((tmp_path / "x").stat().st_mode)) == (
+            content,
+            0o640,
+        )
+    assert os.listdir(tmp_path) == ["x"]
 
 
 def test_what_a_killed_writer_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class Replayed:
         device: str | None = None,
         diff: bool = False,
         as_json: bool = False,
-        html: Path | None = None,
+        html: Path | str | None = None,
     ) -> None:
         self.lines: list[str] = []
         self.code = replay(

@@ -225,7 +225,15 @@ def identity(path: Path) -> tuple[int, int, int]:
     return stat.st_mode, stat.st_ino, stat.st_mtime_ns
 
 
-@pytest.mark.parametrize("kind", ["FIFO", "device", "directory"])
+def test_a_page_goes_to_standard_output(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, *story(events=12).steps)
+    Replayed(path, html=tmp_path / "page")
+    (shown,) = Replayed(path, html="-").lines
+    assert shown == (tmp_path / "page").read_text()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["00000001.jsonl", "page"]
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "device", "link to a file", "directory"])
 def test_a_page_takes_the_place_of_a_file_and_of_nothing_else(tmp_path: Path, kind: str) -> None:
     """As root the page would be in the place of /dev/null."""
     (path,) = write(tmp_path, *story(events=12).steps)
@@ -235,6 +243,8 @@ def test_a_page_takes_the_place_of_a_file_and_of_nothing_else(tmp_path: Path, ki
             os.mkfifo(page)
         case "device":
             page.symlink_to(os.devnull)
+        case "link to a file":
+            page.symlink_to(path)  # as /dev/stdout is one, where a shell redirects it
         case _:
             page.mkdir()
     before = identity(page)

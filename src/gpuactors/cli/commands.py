@@ -276,7 +276,8 @@ def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines
     "--html",
     metavar="FILE",
     default=None,
-    help="Write a page with the timeline of each device to FILE instead. Needs gpuactors[simulation].",
+    help="Write a page with the timeline of each device to FILE instead; - is standard output. Needs "
+    "gpuactors[simulation].",
 )
 @_output(Format.TEXT, Format.JSON)
 def replay(

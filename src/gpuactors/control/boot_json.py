@@ -16,7 +16,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 
 from gpuactors.decoding import decode_json
 from gpuactors.ports.errors import StateFileError
-from gpuactors.process.plain_files import read_plain, replace_plain
+from gpuactors.process.plain_files import read_plain, replace_own
 
 BOOT_JSON_READ_S: Final = 2.0
 """The deadline of a read, at the start and before the daemon serves: kubelet waits for its plugin as long."""
@@ -95,6 +95,6 @@ class BootJson(Generic[Value]):
         """Write it in this thread. Raises `StateFileError`."""
         text = json.dumps({"boot": self._boot, **self._form.content_of(value)})
         try:
-            replace_plain(self._path, text.encode(), _MODE, durable=True)
+            replace_own(self._path, text.encode(), _MODE, durable=True)
         except OSError as exc:
             raise StateFileError(f"cannot write {self._path}: {exc.strerror}; it is tried again") from None

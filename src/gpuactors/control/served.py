@@ -26,7 +26,7 @@ from gpuactors.core.values.model import ResourceName
 from gpuactors.core.values.text import encodable
 from gpuactors.decoding import decode_json
 from gpuactors.ports.errors import StateFileError
-from gpuactors.process.plain_files import read_plain, replace_plain
+from gpuactors.process.plain_files import read_plain, replace_own
 
 SERVED_FILE_MAX_BYTES: Final = 1 << 20
 """The maximum length of the file: it has names of 63 characters, each with a few models of GPU."""
@@ -89,7 +89,7 @@ class ServedFile:
         for directory in self._directories:
             path = os.path.join(directory, FILE_NAME)
             try:
-                replace_plain(path, text, _MODE, durable=True)
+                replace_own(path, text, _MODE, durable=True)
             except OSError as exc:
                 problems.append(f"cannot write {path}: {exc.strerror}; it is tried again")
         return problems[0] if len(problems) == len(self._directories) else ""

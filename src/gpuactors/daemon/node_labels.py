@@ -24,7 +24,7 @@ from gpuactors.decoding import UndecodableError, decode_json
 from gpuactors.kube.nodes import KubeNode
 from gpuactors.ports.errors import PortError
 from gpuactors.ports.kube import ApiAway, ApiRefused
-from gpuactors.process.plain_files import read_plain, replace_plain
+from gpuactors.process.plain_files import read_plain, replace_own
 
 FILE_NAME: Final = "node-labels.json"
 
@@ -105,4 +105,4 @@ def _keep(config: Config, labels: Mapping[str, str]) -> None:
     content = msgspec.json.encode(_File(node_of(config), dict(labels)))
     with suppress(OSError):
         os.makedirs(config.state_dir, 0o700, exist_ok=True)
-        replace_plain(_path(config), content, _MODE, durable=True)
+        replace_own(_path(config), content, _MODE, durable=True)

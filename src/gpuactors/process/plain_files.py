@@ -1,4 +1,4 @@
-"""Files at paths that others can reach: read without waiting for anybody, and replaced without following a link.
+"""Files at paths that others can reach: read without waiting for anybody, and replaced where they are regular files.
 
 A FIFO at such a path blocks whoever opens it, a device may act on it, and a link at the name of a temporary file makes
 root write where it points to. All errors are `OSError` whose `strerror` fits a sentence. Must not know what the files
@@ -21,10 +21,11 @@ seconds on a disk that is busy."""
 
 
 class NotPlainError(OSError):
-    """There is something at the path that is no regular file; it was not opened, or not read."""
+    """There is something at the path that is no regular file; it was not opened, read or replaced."""
 
 
 _KINDS: Final = (
+    (stat.S_ISLNK, "a link"),
     (stat.S_ISFIFO, "a FIFO"),
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"),
@@ -57,9 +58,18 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
 
-def replace_plain(path: str | os.PathLike[str], content: bytes, mode: int, *, durable: bool = False) -> None:
-    """Replace what is at `path`, which is whole at any moment; a link there is replaced itself. `durable`: sync the
-    content first. Remove what a killed process has left. Raises `OSError`; the old file is there then."""
+def replace_plain(path: str | os.PathLike[str], content: bytes, mode: int) -> None:
+    """Replace the regular file at `path`, or make one. Raises as `replace_own`, and `NotPlainError` for anything else,
+    as /dev/stdout: it is somebody's, and a link may lead anywhere."""
+    with suppress(FileNotFoundError):
+        _refuse(os.lstat(path).st_mode, path)
+    replace_own(path, content, mode)
+
+
+def replace_own(path: str | os.PathLike[str], content: bytes, mode: int, *, durable: bool = False) -> None:
+    """Replace what is at `path`, where nobody else has anything: it is whole at any moment, and a link is replaced
+    itself. `durable`: sync the content first. Remove what a killed process has left. Raises `OSError`; the old file is
+    there then."""
     directory, name = os.path.split(path)
     new = os.path.join(directory, f".{name}.{os.urandom(8).hex()}.new")
 

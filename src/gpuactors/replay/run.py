@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -16,7 +15,7 @@ from gpuactors.core.values.domain import device_of
 from gpuactors.core.values.model import DeviceKey
 from gpuactors.core.values.quote import quoted, quoted_id
 from gpuactors.core.values.selector import full_address
-from gpuactors.process.plain_files import NotPlainError, replace_plain
+from gpuactors.process.plain_files import replace_plain
 from gpuactors.replay.choice import Device, files_within, since
 from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains
 from gpuactors.replay.play import Moment, play, until, wall_seconds
@@ -26,6 +25,7 @@ from gpuactors.replay.text import Tally, Text, as_json
 
 EXIT_SAME: Final = 0
 EXIT_DIFFERS: Final = 1
+STANDARD_OUTPUT: Final = "-"
 
 
 class Page(Protocol):
@@ -39,7 +39,8 @@ class Page(Protocol):
 
 
 class PageFile(NamedTuple):
-    """The path of a page to write, and the function that makes one of the chosen device, or of all."""
+    """The path of a page to write, or `STANDARD_OUTPUT`, and the function that makes one of the chosen device, or of
+    all."""
 
     path: str
     page_of: Callable[[Chosen | None], Page]
@@ -114,8 +115,12 @@ def replay(
             names = "its ResourceSlice names the devices of compute domains"
         raise DeviceError(f"{selected} is in no state of this journal; {names}")
     if page is not None and page_file is not None:
-        _write(page_file.path, page.html(tally))
-        echo(f"{quoted(page_file.path)}: {tally}")
+        text_of_page = page.html(tally)
+        if page_file.path == STANDARD_OUTPUT:
+            echo(text_of_page)
+        else:
+            _write(page_file.path, text_of_page)
+            echo(f"{quoted(page_file.path)}: {tally}")
     elif not json_lines:
         for text_line in text.quiet_lines():
             echo(text_line)
@@ -166,9 +171,9 @@ def _after(clear: Callable[[], None], echo: Callable[[str], None]) -> Callable[[
 def _write(path: str, text: str) -> None:
     """Write the page whole or not at all: a partial page cannot be told from a whole one. Raises `PageError`."""
     try:
-        if os.path.lexists(path) and not os.path.isfile(path):
-            raise NotPlainError(errno.EINVAL, "there is something else than a file by that name", path)
         replace_plain(path, text.encode(errors="backslashreplace"), 0o644)
     except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else exc
-        raise PageError(f"cannot write {quoted(path)}: {reason}; choose another file by --html") from None
+        raise PageError(
+            f"cannot write {quoted(path)}: {reason}; choose another file by --html, or - for standard output"
+        ) from None

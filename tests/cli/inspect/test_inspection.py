@@ -266,6 +266,23 @@ def test_the_table_is_readable_at_100_columns_and_loses_no_word() -> None:
         assert row.endswith(device.reason), "in a pipe a GPU is one line"
 
 
+@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("driver", ["vfio-pci", "nvgrace_gpu_vfio_pci"])
+def test_a_narrow_table_leaves_columns_out_and_no_reason(driver: str, columns: int) -> None:
+    core = Core(gpu("23:00.0", 0x23, driver=driver), gpu("24:00.0", 0x24, driver=driver, numa_node=1))
+    core.enabled["0000:23:00.0"] = 1
+    core.pass_time(30)
+    found = by_daemon(core)
+    table = as_table(found, columns)
+    assert max(map(len, table.splitlines())) <= columns
+    (head,) = (line.split() for line in table.splitlines() if "ADDRESS" in line)
+    needed = [name for name in ("ADDRESS", "DRIVER", "HEALTH", "REASON") if name in head]
+    assert needed == ["ADDRESS", "DRIVER", "HEALTH", "REASON"]
+    assert ("ID" in head) is (columns == 100 and driver == "vfio-pci")
+    for device in found.view.devices:
+        assert device.reason in " ".join(table.split())
+
+
 def test_the_table_and_the_json_tell_what_is_listed_and_what_is_not() -> None:
     core = Core(
         gpu("23:00.0"),

@@ -119,10 +119,15 @@ def _device_dict(device: DeviceView, inspected: Inspected) -> dict[str, object]:
 
 _CDEVS: Final = "/dev/vfio/devices/"
 
+_GAP: Final = "  "
+"""Between two columns, and before the first."""
+
 _REASON_MIN: Final = 30
 """The least width of a reason: a driver's long name must not squeeze it into a column of single words."""
 
 _COLUMNS: Final = ("ADDRESS", "ID", "DRIVER", "GROUP", "NUMA", "HEALTH", "REASON")
+_LEFT_OUT: Final = ("ID", "NUMA", "GROUP")
+"""Which of them are left out, one after the other, where no room is left for a reason. `-o wide` has them."""
 
 
 def as_table(inspected: Inspected, columns: int = UNFOLDED) -> str:
@@ -151,9 +156,7 @@ def _table(inspected: Inspected, names: Sequence[str], columns: int, columns_of_
     divided = {card.address for card in of_cards}
     whole = [d for d in devices if d.parent is None and d.address not in divided]
     rows = {device.address: cells(device, inspected.view, names) for device in whole}
-    widths = (
-        [max(len(row[i]) for row in (names, *rows.values())) for i in range(len(names) - 1)] if rows else []
-    )
+    head, rows, widths = _fitting(names, rows, columns_of_rows)
     resources = {resource.name: resource for resource in inspected.view.resources}
     for name in sorted({device.resource for device in devices if device.address not in divided}):
         gpus = [device for device in whole if device.resource == name]
@@ -162,12 +165,26 @@ def _table(inspected: Inspected, names: Sequence[str], columns: int, columns_of_
         section = [name, *wrapped(totals_text, columns, indent=2)]
         if parts:
             section += wrapped(f"parts of {cards.places(parts, of_cards)}", columns, indent=2)
-        for row in (names, *(rows[device.address] for device in gpus)) if gpus else ():
+        for row in (head, *(rows[device.address] for device in gpus)) if gpus else ():
             section += _lines(row, widths, columns_of_rows)
         sections.append(section)
     sections += [_card_lines(card, inspected.view, names, columns) for card in of_cards]
     sections += claim_sections
     return "\n\n".join("\n".join(section) for section in sections)
+
+
+def _fitting(
+    names: Sequence[str], rows: Mapping[str, Sequence[str]], columns: int
+) -> tuple[Sequence[str], Mapping[str, Sequence[str]], Sequence[int]]:
+    """Return the columns that leave room for a reason, their rows, and the width of each before the reason."""
+    for left_out in (None, *_LEFT_OUT):
+        chosen = [i for i, name in enumerate(names) if name != left_out]
+        names = [names[i] for i in chosen]
+        rows = {address: [row[i] for i in chosen] for address, row in rows.items()}
+        widths = [max(len(row[i]) for row in (names, *rows.values())) for i in range(len(names) - 1)]
+        if sum(widths) + len(_GAP) * (len(widths) + 1) + _REASON_MIN <= columns:
+            break
+    return names, rows, widths
 
 
 def _card_lines(card: cards.Card, view: NodeView, names: Sequence[str], columns: int) -> list[str]:
@@ -250,7 +267,7 @@ def _cdev(node: str) -> str:
 def _lines(row: Sequence[str], widths: Sequence[int], columns: int, indent: int = 2) -> list[str]:
     """Return the row, and below its last cell what does not fit."""
     cells_before = " " * indent + "".join(
-        f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False)
+        f"{cell:<{width}}{_GAP}" for cell, width in zip(row, widths, strict=False)
     )
     room = max(_REASON_MIN, columns - len(cells_before))
     first, *continued = folded(row[-1], room) or [""]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuactors.cli.inspect.report import explained_json, explained_text
 from gpuactors.cli.inspect.view import (
@@ -96,6 +97,28 @@ def test_a_name_that_nothing_has(core: Core) -> None:
         find_named(found, "default/vm-2")
     with pytest.raises(UnknownAddressError, match=f"has the resource nvidia.com/H200; there are {H100}$"):
         find_named(found, "nvidia.com/H200")
+
+
+def test_a_name_needs_no_namespace_where_one_thing_has_it(core: Core) -> None:
+    found = explain_in(by_daemon(core), "vm-1")
+    assert isinstance(found, ExplainedPod)
+    assert str(found.pod) == "default/vm-1"
+    with pytest.raises(UnknownAddressError) as caught:
+        explain_in(by_daemon(core), "vm-2")
+    assert str(caught.value) == (
+        "nothing on this node is called vm-2: no GPU, resource, claim, ComputeDomain, pod or virtual machine; "
+        f"there are the pod default/vm-1; the GPUs are at {A}, {B}, {C}"
+    )
+
+
+def test_a_name_of_two_namespaces_is_asked_for(core: Core) -> None:
+    view = by_daemon(core).view
+    other = replace(view.pods[0], name="other/vm-1")
+    found = replace(by_daemon(core), view=replace(view, pods=(*view.pods, other)))
+    with pytest.raises(
+        UnknownAddressError, match=r"several namespaces: say which of default/vm-1, other/vm-1$"
+    ):
+        explain_in(found, "vm-1")
 
 
 def test_a_claim_and_a_pod_of_one_name_can_each_be_explained() -> None:
@@ -192,7 +215,9 @@ def test_a_gpu_names_the_virtual_machine_and_a_pod_that_is_none_has_no_line(core
 
 @pytest.mark.parametrize("words", ["default/dc", "other/db", "vm/default/dc", "vm/db", "dc", "vm/other/db"])
 def test_another_virtual_machine_is_not_known(words: str) -> None:
-    with pytest.raises(UnknownAddressError, match=r"the virtual machine default/db$|there is no GPU at dc"):
+    with pytest.raises(
+        UnknownAddressError, match=r"the virtual machine default/db$|nothing on this node is called dc: "
+    ):
         explain_in(by_daemon(of_vm(Core(gpu("23:00.0", 1)))), words)
 
 

@@ -155,8 +155,8 @@ def _table(inspected: Inspected, names: Sequence[str], columns: int, columns_of_
     of_cards = cards.cards_of(inspected.view, devices)
     divided = {card.address for card in of_cards}
     whole = [d for d in devices if d.parent is None and d.address not in divided]
-    rows = {device.address: cells(device, inspected.view, names) for device in whole}
-    head, rows, widths = _fitting(names, rows, columns_of_rows)
+    full_rows = {device.address: cells(device, inspected.view, names) for device in whole}
+    head, rows, widths = _fitting(names, full_rows, columns_of_rows)
     resources = {resource.name: resource for resource in inspected.view.resources}
     for name in sorted({device.resource for device in devices if device.address not in divided}):
         gpus = [device for device in whole if device.resource == name]

@@ -155,12 +155,31 @@ def explain_in(inspected: Inspected, address: str) -> AnyExplained:
         return named
     if (card := _card(inspected.view, address)) is not None:
         return ExplainedCard(card, inspected)
-    try:
+    if ":" in (text := address.strip()) or "/" in text or _by_slice_name(text.lower()) is not None:
         return Explained(find(inspected.view, address), inspected)
-    except UnknownAddressError:
-        if not (pods := _pods_of_vm(inspected.view, address.strip())):
-            raise
-    return ExplainedPod(_only(pods, address), inspected)
+    return _explain_in_any_namespace(inspected, text)
+
+
+def _explain_in_any_namespace(inspected: Inspected, text: str) -> AnyExplained:
+    """Find the device of another kind, or the claim, compute domain, pod or virtual machine of this name without its
+    namespace. Raises `UnknownAddressError`."""
+    view = inspected.view
+    if any(device.address == text.lower() for device in view.devices):
+        return Explained(find(view, text), inspected)
+    if pods := _pods_of_vm(view, text):
+        return ExplainedPod(_only(pods, text), inspected)
+    found = [name for name in _names(view) if name.rpartition("/")[2] == text]
+    fitting = dict.fromkeys(name.rpartition(" ")[2] for name in found)
+    if len(fitting) == 1 and (named := find_named(inspected, *fitting)) is not None:
+        return named
+    if fitting:
+        raise UnknownAddressError(f"{text} is in several namespaces: say which of {', '.join(fitting)}")
+    there = f"; there are {', '.join(names)}" if (names := _names(view)) else ""
+    gpus = f"; the GPUs are at {_addresses(view.devices)}" if view.devices else f". {NO_DEVICES}"
+    raise UnknownAddressError(
+        f"nothing on this node is called {text}: no GPU, resource, claim, ComputeDomain, pod or virtual machine"
+        f"{there}{gpus}"
+    )
 
 
 def _read_status(config: Config, progress: Progress) -> Running:

@@ -345,12 +345,12 @@ def _host(state: NodeState, event: events.host.HostEvent, at: float) -> Stepped:
             return after, [Log(Level.INFO, "uevents.opened", {})]
         case events.host.UeventsLost(reason):
             return _rescanned(state, uevents=state.host.uevents), [
-                Log(Level.WARNING, "uevents.lost", {"reason": reason, "remedy": "scanning everything"})
+                Log(Level.WARNING, "uevents.lost", {"reason": reason, "action": "scanning everything"})
             ]
         case events.host.UeventsUnavailable(reason):
             level = Level.DEBUG if reason == state.host.uevents else Level.WARNING
             return _rescanned(state, uevents=reason, scan_begun=event.scan_begun), [
-                Log(level, "uevents.unavailable", {"reason": reason, "remedy": "scanning everything"})
+                Log(level, "uevents.unavailable", {"reason": reason, "action": "scanning everything"})
             ]
         case events.host.HostScanned():
             fields: dict[str, Field] = {"functions": len(event.functions)}

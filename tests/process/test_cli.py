@@ -96,7 +96,7 @@ PRINTING = (
     ),
     ("replay", "NODE/journal"),
     ("simulate", "--list"),
-    ("simulate", "--scenario", "late-binding", "--json"),
+    ("simulate", "--scenario", "late-binding", "-o", "json"),
     ("config", "show"),
     ("config", "schema"),
     ("run", "--help"),
@@ -383,7 +383,7 @@ def test_simulate_lists_and_plays_its_stories() -> None:
     names = {line.split()[0] for line in done.stdout.splitlines()}
     assert names >= {"late-binding", "new-model", "unplug", "kubelet-restart", "incident"}
 
-    done = gpuactors("simulate", "--scenario", "late-binding", "--json")
+    done = gpuactors("simulate", "--scenario", "late-binding", "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) > 2

@@ -116,7 +116,7 @@ def test_the_wheels_run_where_nothing_else_is(packages: dict[str, tuple[Path, Pa
     assert "plain,--scenario" in said(complete="gpuactors simulate --s").split()
     # The resolver finds the other wheel by the extra, and the pin in it fits.
     install(tmp_path / "bare", "--no-index", "--find-links", str(wheel.parent), "gpuactors[simulation]")
-    assert json.loads(said("simulate", "--scenario", "late-binding", "--json").splitlines()[-1])
+    assert json.loads(said("simulate", "--scenario", "late-binding", "-o", "json").splitlines()[-1])
     assert "plain,late-binding" in said(complete="gpuactors simulate --scenario ").split()
     with open_node() as node:
         node.plug(0x23, "2330", driver="vfio-pci")

@@ -221,8 +221,8 @@ def doctor(pre: bool, wait_s: float, kubevirt: str | None, output: str, **flags:
 @click.option("--list", "list_only", is_flag=True, help="List the scenarios and exit.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random choices.")
 @click.option("--speed", default=1.0, show_default=True, help="Speed on a terminal; 2 is twice as fast.")
-@click.option("--json", "json_lines", is_flag=True, help="Print one JSON object per step instead of text.")
-def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines: bool) -> None:
+@_output(Format.TEXT, Format.JSON)
+def simulate(scenario: str, list_only: bool, seed: int, speed: float, output: str) -> None:
     """Play a scenario: the real daemon on a fake node. Needs no root.
 
     The node's files and its kubelet are fake, the sockets between kubelet and daemon are real. It needs the package
@@ -247,7 +247,7 @@ def simulate(scenario: str, list_only: bool, seed: int, speed: float, json_lines
             scenario=scenario,
             seed=seed,
             speed=speed,
-            json_lines=json_lines,
+            json_lines=output == "json",
             out=sys.stdout,
             columns=_columns(),
         )

@@ -32,7 +32,7 @@ from tests.tables import OF_THE_CHART
 
 EXAMPLE: Final[Values] = {
     "image": {"repository": "registry.example/gpu/gpuactors"},
-    "nodeSelector": {"nvidia.com/gpu.workload.config": "vm-passthrough"},
+    "nodeSelector": {"gpuactors.io/enabled": "true"},
 }
 
 SITE: Final[Values] = {
@@ -535,7 +535,7 @@ def test_the_notes_name_the_release_and_what_it_still_needs() -> None:
     on = notes({**IN_THE_BASE, **DOMAINS, **EXAMPLE})
     assert "kubectl label" not in on
     assert "cannot pull registry.example/gpu/gpuactors:0.1.0. Check that the image is in that\nregistry" in on
-    assert "kubernetes.io/os=linux nvidia.com/gpu.workload.config=vm-passthrough." in on
+    assert "gpuactors.io/enabled=true kubernetes.io/os=linux." in on
     assert re.search(r"^Claims are on: .*driver gpu\.nvidia\.com\.", on, re.MULTILINE)
     assert "They ask for a\nDeviceClass" in on
     assert "Compute domains are on." in on

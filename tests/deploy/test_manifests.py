@@ -173,7 +173,7 @@ def test_the_example_overlay_changes_the_image_and_the_nodes_and_nothing_else(ba
     assert original["containers"][0].pop("image") == "gpuactors:0.1.0"
     assert changed.pop("nodeSelector") == {
         "kubernetes.io/os": "linux",
-        "nvidia.com/gpu.workload.config": "vm-passthrough",
+        "gpuactors.io/enabled": "true",
     }
     original.pop("nodeSelector")
     assert overlaid == plain

@@ -16,6 +16,9 @@ UPGRADE: Final = "docs/upgrade.md"
 FROM_NVIDIA: Final = "docs/from-nvidia-plugin.md"
 CLAIMS: Final = "docs/dra.md"
 
+IMAGE: Final = "registry.example/gpu/gpuactors:0.1.0"
+"""As the pages and the example call it."""
+
 PLAYED: Final[tuple[tuple[str, str], ...]] = (
     (INSTALL, "3. gpuactors"),
     (FROM_NVIDIA, "Steps, node by node"),
@@ -26,8 +29,9 @@ PLAYED: Final[tuple[tuple[str, str], ...]] = (
 """Page and section, in the order in which an operator comes to them."""
 
 ELSEWHERE: Final[Mapping[str, str]] = {
-    "podman build -f deploy/Containerfile -t gpuactors:0.1.0 .": "./do image builds it without an engine",
-    "kubectl debug node/NODE --image=gpuactors:0.1.0 --profile=sysadmin -it -- gpuactors doctor --pre"
+    f"podman build -f deploy/Containerfile -t {IMAGE} .": "./do image builds it without an engine",
+    f"podman push {IMAGE}": "there is no registry here",
+    f"kubectl debug node/NODE --image={IMAGE} --profile=sysadmin -it -- gpuactors doctor --pre"
     " --host-root=/host --kubelet-dir=/host/var/lib/kubelet"
     " --device-plugin-dir=/host/var/lib/kubelet/device-plugins": "test_operators.py",
     "gpuactors doctor --pre": "test_operators.py",

@@ -55,7 +55,7 @@ VALUES: Final[Mapping[str, Mapping[str, Any]]] = {
 """The chart's values for each overlay."""
 
 EXAMPLE_IMAGE: Final = "registry.example/gpu/gpuactors:0.1.0"
-GPU_NODES: Final = "nvidia.com/gpu.workload.config"
+GPU_NODES: Final = "gpuactors.io/enabled"
 SCC: Final = "SecurityContextConstraints"
 
 
@@ -77,7 +77,7 @@ def _labelled(node: Node) -> Iterator[None]:
     label = ("ctr", "images", "label", EXAMPLE_IMAGE, "io.cri-containerd.image=managed")
     subprocess.run(label, capture_output=True, check=True)
     path = f"{NODES}/{node.name}"
-    node.api.merge(path, {"metadata": {"labels": {GPU_NODES: "vm-passthrough"}}})
+    node.api.merge(path, {"metadata": {"labels": {GPU_NODES: "true"}}})
     try:
         yield
     finally:

@@ -38,7 +38,7 @@ from tests.test_tree import ROOT
 
 H: Final = H100_RESOURCE
 MINE: Final = "deploy/overlays/mine"
-GPU_NODES: Final = "nvidia.com/gpu.workload.config"
+GPU_NODES: Final = "gpuactors.io/enabled"
 STATE: Final = Path("/var/lib/gpuactors")
 
 

@@ -26,6 +26,21 @@ def test_a_device_of_a_slice_is_named_by_its_address_or_uuid() -> None:
     assert key_of("mdev-83b8f4f2-509f-382f-3c1e-e6bfe0fa1001") == "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
 
 
+def test_the_releases_of_the_programs_are_named(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    lane = Lane(0, tmp_path)
+    assert lane.releases() == ""
+    for name, release in (
+        ("kubelet", "v1.36.2"),
+        ("kube-apiserver", "v1.37.0"),
+        ("kube-scheduler", "v1.37.0"),
+    ):
+        program = tmp_path / "bin" / name
+        program.write_text(f"#!/bin/sh\necho Kubernetes {release}\n")
+        program.chmod(0o755)
+    assert lane.releases() == "kubelet v1.36.2; kube-apiserver, kube-scheduler v1.37.0"
+
+
 @pytest.mark.parametrize("ci", ["true", ""])
 @pytest.mark.parametrize(("words", "code"), [((), 69), (("--if-possible",), 0)])
 def test_without_a_kit_the_binaries_are_named(

@@ -630,9 +630,11 @@ def claims(node: Node) -> Iterator[ClaimNode]:
 
 
 @contextmanager
-def serving_claims(node: Node, settings: Mapping[str, str] | None = None) -> Iterator[ClaimNode]:
-    """The same, with settings of the daemon as variables."""
-    node.install("dra", settings)
+def serving_claims(
+    node: Node, settings: Mapping[str, str] | None = None, overlay: str = "dra"
+) -> Iterator[ClaimNode]:
+    """The same, with settings of the daemon as variables, or another overlay that serves claims."""
+    node.install(overlay, settings)
     for example in yaml.safe_load_all((EXAMPLES / "device-class.yaml").read_text()):
         if node.api.find(f"{CLASSES}/{example['metadata']['name']}") is None:
             node.api.create(CLASSES, example)

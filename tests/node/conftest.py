@@ -20,7 +20,7 @@ from tests.node.daemonset import IMAGE, OTHER_IMAGE
 from tests.node.fake_host import FakeHost, opened_host
 from tests.node.images import add_image
 from tests.node.node import Node
-from tests.node.run import AGAIN, FAILED, GATES, NO_DOMAINS
+from tests.node.run import AGAIN, FAILED, GATES, NO_DOMAINS, RELEASES
 from tests.support.patience import patient
 
 RESULTS: Final = Path(__file__).resolve().parents[2] / "var" / "node"
@@ -87,7 +87,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The table of scenarios with their times."""
     if not _rows:
         return
-    lines = ["| scenario | result | s |", "|---|---|---|"]
+    lines = [f"With {os.environ.get(RELEASES, '')}:", "", "| scenario | result | s |", "|---|---|---|"]
     lines += [f"| {name} | {outcome} | {seconds:.1f} |" for name, outcome, seconds in _rows]
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"scenarios-{_gates()}{os.environ.get(AGAIN, '')}.md").write_text("\n".join(lines) + "\n")

@@ -48,6 +48,9 @@ LINKED: Final = (
 )  # fmt: skip
 """What a kit's install.sh unpacks, and nobody writes to."""
 
+PROGRAMS: Final = ("kubelet", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
+"""Kubernetes' own: of one release, or of those that may run beside each other."""
+
 STATUS_INTERVAL: Final = "--node-status-update-frequency=1s"
 """Ten times as often as by default: most waits of these tests are for the node's status."""
 
@@ -175,6 +178,18 @@ class Lane:
                 if (cgroup / setting).is_file() and not (cgroup / setting).read_text().strip():
                     (cgroup / setting).write_text((hierarchy / setting).read_text())
         self._own_processes().parent.mkdir(exist_ok=True)
+
+    def releases(self) -> str:
+        """What Kubernetes' programs say of themselves: `kubelet, kube-apiserver v1.36.2`, or two releases; empty where
+        a kit has other ones."""
+        found: dict[str, list[str]] = {}
+        for name in PROGRAMS:
+            with suppress(OSError):
+                said = subprocess.run(
+                    (self.directory / "bin" / name, "--version"), capture_output=True, text=True, check=False
+                )
+                found.setdefault(said.stdout.strip().rpartition(" ")[2], []).append(name)
+        return "; ".join(f"{', '.join(names)} {release}" for release, names in found.items())
 
     def _own_processes(self) -> Path:
         """The processes that are none of a pod's. In version 2 a cgroup with children has no processes of its own."""

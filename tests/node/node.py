@@ -144,6 +144,10 @@ class Node:
         self.host.clear()
         if self._installed is not None:
             eventually(self._empty, "an empty node", SETTLE_S)
+        self.forget()
+
+    def forget(self) -> None:
+        """What was excused and what the sampler has seen: something new begins."""
         self._excuses = []
         self._before = self.books.look().capacity
         self.sampler.forget()

@@ -11,10 +11,11 @@ import argparse
 import fcntl
 import os
 import shlex
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -66,6 +67,9 @@ GATES: Final = "TEST_NODE_SET"
 NO_DOMAINS: Final = "TEST_NODE_NO_DOMAINS"
 """Tells pytest that NVIDIA's controller and daemon of compute domains are not there."""
 
+RELEASES: Final = "TEST_NODE_RELEASES"
+"""Tells pytest the releases of Kubernetes' programs, for its table."""
+
 AGAIN: Final = "TEST_NODE_AGAIN"
 """Set where scenarios are played once more: what their table's file is called."""
 
@@ -106,56 +110,65 @@ def main(arguments: Sequence[str]) -> int:
         "--if-possible", action="store_true", help="without the kit or the programs of others: a line, and 0"
     )
     options, words = parser.parse_known_args(arguments)
-    kit = kit_directory()
-    if kit is None:
-        return _not_played(no_kit(), is_failure=not options.if_possible)
     try:
         where = lanes(options.lanes, DIRECTORY)
     except ValueError as error:
         parser.error(str(error))
+    return on_lanes(
+        "./do node", where, lambda run: run.play(options.sets or SETS, words),
+        keep=options.keep, if_possible=options.if_possible,
+    )  # fmt: skip
+
+
+def on_lanes(
+    command: str, where: Sequence[Lane], play: Callable[[Run], int], *, keep: bool = False, if_possible: bool = False
+) -> int:  # fmt: skip
+    """Plays something on nodes that nobody else has meanwhile: its exit code; 69 where that cannot be here, or 0 with
+    `if_possible`; 130 where a signal has ended it."""
+    kit = kit_directory()
+    if kit is None:
+        return _not_played(command, no_kit(), is_failure=not if_possible)
     signals = Signals()
     signals.install()
     try:
-        need_root("./do node")
+        need_root(command)
         with _alone(where):
             _end_killed(where)
-            return _Run(kit, where, signals, keep=options.keep).play(options.sets or SETS, words)
+            return play(Run(kit, where, signals, keep=keep))
     except NoProgramsError as error:
-        return _not_played(str(error), is_failure=not options.if_possible)
+        return _not_played(command, str(error), is_failure=not if_possible)
     except ProvisionError as error:
-        print(f"./do node: {error}", file=sys.stderr)
+        print(f"{command}: {error}", file=sys.stderr)
         return os.EX_UNAVAILABLE
     except EndedError:
         return 130
 
 
-def _not_played(why: str, *, is_failure: bool) -> int:
+def _not_played(command: str, why: str, *, is_failure: bool) -> int:
     """Says in one line that nothing was played: the exit code."""
-    print(f"./do node: no scenario was played: {why}", file=sys.stderr)
+    print(f"{command}: no scenario was played: {why}", file=sys.stderr)
     return os.EX_UNAVAILABLE if is_failure else 0
 
 
-class _Run:
-    """One run of `./do node`: what holds for all of its sets."""
+class Run:
+    """One run on these nodes: what holds for all of its sets."""
 
     def __init__(self, kit: Path, where: Sequence[Lane], signals: Signals, *, keep: bool) -> None:
         self._kit = kit
         self._lanes = where
-        self._signals = signals
+        self.signals = signals
         self._keep = keep
-        self._environment = {n: value for n, value in os.environ.items() if not n.startswith("GPUACTORS_")}
+        self.environment = {n: value for n, value in os.environ.items() if not n.startswith("GPUACTORS_")}
+        """Of all that is started in the nodes."""
 
     def play(self, sets: Sequence[str], words: Sequence[str]) -> int:
         """The exit code of the tests, with the gates of each set."""
         began = time.monotonic()
-        self._install()
-        print(f"./do node: kit and image are there after {time.monotonic() - began:.0f} s", flush=True)
-        self._signals.at_once = False
+        self.install()
         chosen = () if any(word.startswith("tests/node") for word in words) else ("tests/node",)
         status = 0
         for gates in sets:
-            self._environment |= {GATES: gates, "K8S_RUNTIME_CONFIG": RUNTIME_CONFIG[gates]}
-            with self._up(self._lanes, gates, keep=self._keep):
+            with self.up(gates):
                 code = self._pytest(self._lanes, (*chosen, *words))
             if code == RED and os.environ.get("CI") and (failed := sorted(_failed())):
                 # Kubelet tries some things again after 90 s, and a machine of CI may be busy: what fails twice
@@ -168,27 +181,40 @@ class _Run:
         print(f"./do node: {time.monotonic() - began:.0f} s", flush=True)
         return status
 
-    def _install(self) -> None:
+    def install(self) -> None:
+        """Kit and image. Raises NoProgramsError, ProvisionError."""
+        began = time.monotonic()
         for lane in self._lanes:
             if no_domains := lane.install(self._kit, self._lanes[0]):
-                self._environment[NO_DOMAINS] = "yes"
+                self.environment[NO_DOMAINS] = "yes"
         if no_domains:
             print(f"./do node: no scenario of compute domains is played: {no_domains}", flush=True)
         provide()
         layout = Path(os.environ.get(IMAGE_VARIABLE) or have_image().layout)
-        self._environment |= {IMAGE_VARIABLE: str(layout), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.environment |= {IMAGE_VARIABLE: str(layout), "PYTHONDONTWRITEBYTECODE": "1"}
+        print(f"./do node: kit and image are there after {time.monotonic() - began:.0f} s", flush=True)
+        self.signals.at_once = False
+
+    @contextmanager
+    def up(self, gates: str) -> Iterator[None]:
+        """The nodes with the gates of a set, as `_up`."""
+        self.environment |= {GATES: gates, "K8S_RUNTIME_CONFIG": RUNTIME_CONFIG[gates]}
+        with self._up(self._lanes, gates, keep=self._keep):
+            yield
 
     @contextmanager
     def _up(self, where: Sequence[Lane], gates: str, *, keep: bool) -> Iterator[None]:
         """The nodes, up. Taken down with all their state, and checked for what they have left."""
         mounts = _mounts()
+        releases = where[0].releases()
+        self.environment |= {RELEASES: releases}
         with _own_directories():
             try:
-                end(where, self._environment)  # what a killed run has left
+                end(where, self.environment)  # what a killed run has left
                 began = time.monotonic()
                 self._start(where, gates)
                 print(
-                    f"./do node: {len(where)} up with set {gates} after {time.monotonic() - began:.1f} s",
+                    f"./do node: {len(where)} up with set {gates} after {time.monotonic() - began:.1f} s: {releases}",
                     flush=True,
                 )
                 yield
@@ -206,7 +232,7 @@ class _Run:
                             f"{lane.directory}/down.sh --wipe ends it"
                         )
                 else:
-                    end(where, self._environment)
+                    end(where, self.environment)
                     _check_nothing_is_left(where, mounts)
 
     def _start(self, where: Sequence[Lane], gates: str) -> None:
@@ -214,8 +240,13 @@ class _Run:
         for lane in where:
             lane.prepare()
             lane.keep_sysctls(sysctls)
-        play_script(where, IMAGES_IN_MEMORY, self._environment, self._signals)
-        play_script(where, ("up.sh", "--set", gates), self._environment, self._signals)
+        play_script(where, IMAGES_IN_MEMORY, self.environment, self.signals)
+        play_script(where, ("up.sh", "--set", gates), self.environment, self.signals)
+
+    def program(self, *words: str) -> subprocess.Popen[str]:
+        """Starts a module of Python in the first node: `program("tests.soak.day", "--seed", "7")`."""
+        first = self._lanes[0]
+        return first.start((str(first.program), sys.executable, "-m", *words), self.environment)
 
     def _pytest(
         self, where: Sequence[Lane], words: Sequence[str], more: Mapping[str, str] | None = None
@@ -229,8 +260,8 @@ class _Run:
             command += ["--dist", "worksteal"]
             for lane in where:
                 command += ["--tx", f"popen//python={shlex.join((str(lane.program), sys.executable))}"]
-        environment = {**self._environment, **(more or {})}
-        return wait(first.start((*command, *words), environment), None, self._signals)
+        environment = {**self.environment, **(more or {})}
+        return wait(first.start((*command, *words), environment), None, self.signals)
 
 
 def _failed() -> list[str]:

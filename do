@@ -132,7 +132,7 @@ kit_programs() {
 
 # libfuse3 serves the real node the host's sysfs. `scale` asks a real API server only for root and where there is a kit.
 case "${1:-}" in
-node | node-mutations)
+node | node-mutations | soak)
     ldconfig -p 2>/dev/null | grep -q 'libfuse3\.so\.3' || system_package libfuse3-3 "libfuse3.so.3"
     kit_programs
     ;;

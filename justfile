@@ -79,6 +79,10 @@ vm-table *ARGS:
 node *ARGS:
     python -m tests.node.run "$@"
 
+# A day of a node: pods, claims and compute domains come and go on a real node while components restart, are updated and killed; memory, descriptors and requests are drawn. As root: `just soak --hours 0.5`, with `--seed` the same events again.
+soak *ARGS:
+    python -m tests.soak.run "$@"
+
 # Every order of up to five events in worlds of two GPUs, or of a card and its part, and of up to four in worlds of claims of a GPU or of compute domains; every interleaving of two claims of one channel: through the core only.
 small-worlds LENGTH="5" CLAIMS="4" DOMAINS="4":
     SMALL_WORLDS_LENGTH={{ LENGTH }} python -m pytest -n 2 -rP tests/core/test_small_worlds.py tests/core/kinds/test_mediated_small_world.py -k after_every_order

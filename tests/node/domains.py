@@ -195,7 +195,7 @@ def asking_again() -> Iterator[None]:
 def _ask_again(over: threading.Event) -> None:
     api, version = Api(), ""
     while not over.wait(_POLL_S):
-        with suppress(OSError, http.client.HTTPException, ApiError):
+        with suppress(OSError, http.client.HTTPException, ApiError, ValueError):  # half a line
             version = version or api.get(EVENTS, limit="1")["metadata"]["resourceVersion"]
             for event in api.watch(EVENTS, timeoutSeconds=_WATCH_S, resourceVersion=version):
                 version = event["object"].get("metadata", {}).get("resourceVersion", "")  # an error has none

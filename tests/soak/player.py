@@ -16,7 +16,7 @@ from tests.node import domains, pods
 from tests.node.claims import ClaimNode, by_id, daemon_process, from_template, kill, request
 from tests.node.cluster import eventually
 from tests.node.daemonset import IMAGE, OTHER_IMAGE
-from tests.node.fake_host import H100, H100_RESOURCE, A100, NVIDIA, address
+from tests.node.fake_host import A100, H100, H100_RESOURCE, NVIDIA, address
 from tests.node.node import NO_PLUGIN_S, Node
 from tests.node.rules import Look
 from tests.soak import events

@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 
+from gpuactors_simulation.kubelet.dra.values import KUBELET_1_37
 from tests.deploy.manifests import ROOT
 from tests.node import run, versions
 from tests.node.books import key_of
@@ -109,6 +110,7 @@ def test_a_kit_that_fails_otherwise_is_no_kit_without_programs(tmp_path: Path) -
 def test_a_release_that_is_not_in_the_table_is_taken_for_the_newest_before_it() -> None:
     assert not versions.differences_of((1, 35)).dra_by_default
     assert versions.differences_of((1, 36)).dra_by_default
+    assert versions.differences_of((1, 37)).kubelet == KUBELET_1_37
     assert versions.differences_of((1, 99)) == versions.differences_of(max(versions.TABLE))
     with pytest.raises(LookupError, match=r"1\.34"):
         versions.differences_of((1, 34))

@@ -1,6 +1,7 @@
 """What differs between the Kubernetes releases that the suite runs on: one table, by what the API server says it is.
 
-What is here has been seen on the original. A release that is not in the table is taken for the newest before it.
+What is here has been seen on the original; 1.37 is by its sources alone (docs/compatibility.md). A release that is not
+in the table is taken for the newest before it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from gpuactors_simulation.kubelet.dra.values import KUBELET_1_34, KUBELET_1_36, Release
+from gpuactors_simulation.kubelet.dra.values import KUBELET_1_34, KUBELET_1_36, KUBELET_1_37, Release
 from tests.node.cluster import Api
 
 Version = tuple[int, int]
@@ -30,6 +31,7 @@ class Differences:
 TABLE: Final[dict[Version, Differences]] = {
     (1, 35): Differences(kubelet=KUBELET_1_34, dra_by_default=False),
     (1, 36): Differences(kubelet=KUBELET_1_36, dra_by_default=True),
+    (1, 37): Differences(kubelet=KUBELET_1_37, dra_by_default=True),
 }
 
 WITHOUT_DRA_GATES: Final = "DRADeviceTaints=false,DRAExtendedResource=false,DRAPartitionableDevices=false"

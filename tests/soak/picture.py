@@ -13,7 +13,10 @@ from typing import Final
 
 WIDTH: Final = 960
 HEIGHT: Final = 320
-LEFT, RIGHT, TOP, BOTTOM = 70, 20, 46, 40
+LEFT, RIGHT, TOP, BOTTOM = 70, 20, 58, 40
+LEGEND: Final = 4
+"""Names of lines in a row."""
+
 COLOURS: Final = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#bf3989", "#0a7ea4", "#57606a")
 """Of the lines; they are told apart by their names as well."""
 
@@ -30,6 +33,8 @@ class Mark:
 
     at_s: float
     name: str
+    is_named: bool = True
+    """Its name stands beside it; otherwise it is a tooltip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +103,16 @@ def _marks(frame: _Frame, marks: Sequence[Mark]) -> list[str]:
     found: list[str] = []
     for mark in marks:
         x = frame.x(mark.at_s)
+        colour = "#bf8700" if mark.is_named else "#eac54f"
         found.append(
-            f'<line x1="{x}" x2="{x}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="#bf8700" stroke-dasharray="3 3">'
+            f'<line x1="{x}" x2="{x}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="{colour}" stroke-dasharray="3 3">'
             f"<title>{escape(mark.name)}</title></line>"
         )
-        found.append(
-            f'<text transform="translate({x + 3} {TOP + 2}) rotate(90)" font-size="10" '
-            f'fill="#7d4e00">{escape(mark.name)}</text>'
-        )
+        if mark.is_named:
+            found.append(
+                f'<text transform="translate({x + 3} {TOP + 2}) rotate(90)" font-size="10" '
+                f'fill="#7d4e00">{escape(mark.name)}</text>'
+            )
     return found
 
 
@@ -117,6 +124,7 @@ def _lines(frame: _Frame, lines: Mapping[str, Sequence[Points]]) -> list[str]:
             path = " ".join(f"{frame.x(at_s)},{frame.y(value)}" for at_s, value in part)
             found.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         if len(lines) > 1:
-            x = LEFT + (WIDTH - LEFT - RIGHT) * index / len(lines)
-            found.append(f'<text x="{x:.0f}" y="36" font-size="11" fill="{colour}">{escape(name)}</text>')
+            x = LEFT + (WIDTH - LEFT - RIGHT) * (index % LEGEND) / LEGEND
+            y = 34 + 14 * (index // LEGEND)
+            found.append(f'<text x="{x:.0f}" y="{y}" font-size="11" fill="{colour}">{escape(name)}</text>')
     return found

@@ -59,11 +59,11 @@ PULLED_S: Final = 60.0
 """From the request to remove a card until its pod is gone: a device of a pod that kubelet may not give."""
 
 LATE: Final = ("pods ask for ", "kubelet would give ", "is more than a new pod could have")
-"""What is seen while kubelet does not know the pods that the scheduler has given it."""
+"""What is seen while kubelet has not asked yet for what the scheduler has given to a pod."""
 
-LATE_S: Final = patient(90.0)
-"""After a restart of the API server: kubelet lists pods again after a growing pause (client-go's reflector), seen 45 s,
-and does not ask for a claim before."""
+LATE_S: Final = patient(100.0)
+"""After a restart of the API server: kubelet lists pods again after a growing pause (client-go's reflector), seen 45 s.
+After a refused prepare: it asks again after 60 to 90 s."""
 
 COVERED_S: Final = patient(300.0)
 """The outcome of a workload of a compute domain: its domain may have to wait until that before has let the node go."""
@@ -187,6 +187,7 @@ class Player:
             if (pods.get(self.api, one.name) or {}).get("metadata", {}).get("uid") in uids
         )  # fmt: skip
         self.excuse(f"{card.name} of a pod is not in kubelet's list", PULLED_S)
+        self._excuse_late()  # a claim that waits may be given this card and another one: kubelet asks again later
         self.node.host.unplug(card.name)
         self._end(tenant)
         pods.wait_phase(self.api, tenant.name, "gone", OUTCOME_S)
@@ -198,8 +199,7 @@ class Player:
         if component == "kubelet":
             self._excuse_no_plugin()
         else:
-            for words in LATE:
-                self.excuse(words, LATE_S)
+            self._excuse_late()
         with self.node.without(component):
             time.sleep(seconds)
         return f"{component} was away for {seconds} s"
@@ -225,6 +225,10 @@ class Player:
         """As `Node.excuse`; several in one round add up."""
         self._excused[words] = self._excused.get(words, 0.0) + most_s
         self.node.excuse(words, self._excused[words])
+
+    def _excuse_late(self) -> None:
+        for words in LATE:
+            self.excuse(words, LATE_S)
 
     def _excuse_no_plugin(self) -> None:
         self._no_plugin_s += NO_PLUGIN_S

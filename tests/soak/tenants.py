@@ -15,7 +15,7 @@ KUBELETS: Final = ("UnexpectedAdmissionError", "OutOf", "NodeAffinity")
 
 _NAMES: Final = re.compile(
     r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d"
-    r"|(plugin|claim|crossing|channel)-\d+(-[\w-]+)?|\d+"
+    r"|(plugin|claim|crossing|channel)-\d+(-[\w-]+)?|\b\d+\b"
 )
 _MOST_WORDS: Final = 160
 

@@ -35,6 +35,12 @@ def test_a_line_with_a_gap_and_a_mark() -> None:
     assert "kill <1>" in texts
 
 
+def test_a_mark_without_a_name_has_a_tooltip() -> None:
+    picture = ET.fromstring(chart("t", {}, [Mark(5, "kubelet away", is_named=False)]))
+    assert [title.text for title in picture.iter(f"{SVG}title")] == ["t", "kubelet away"]
+    assert "kubelet away" not in [text.text for text in picture.iter(f"{SVG}text")]
+
+
 def test_two_lines_have_their_names() -> None:
     texts = [
         e.text for e in ET.fromstring(chart("t", {"a": [[(0, 1)]], "b": [[(0, 2)]]}, [])).iter(f"{SVG}text")

@@ -52,7 +52,7 @@ CARDS: Final = (
 TEMPLATES: Final = {events.CLAIM: A100, events.CROSSING: H100}
 """The model that claims of a kind ask for."""
 
-OUTCOME_S: Final = patient(150.0)
+OUTCOME_S: Final = 120.0 + patient(30.0)
 """Until a pod runs, is refused, or waits for what is not there. Kubelet tries a prepare again after 60 to 90 s."""
 
 PULLED_S: Final = 60.0
@@ -61,11 +61,11 @@ PULLED_S: Final = 60.0
 LATE: Final = ("pods ask for ", "kubelet would give ", "is more than a new pod could have")
 """What is seen while kubelet has not asked yet for what the scheduler has given to a pod."""
 
-LATE_S: Final = patient(100.0)
+LATE_S: Final = 100.0 + patient(5.0)
 """After a restart of the API server: kubelet lists pods again after a growing pause (client-go's reflector), seen 45 s.
 After a refused prepare: it asks again after 60 to 90 s."""
 
-COVERED_S: Final = patient(300.0)
+COVERED_S: Final = 240.0 + patient(60.0)
 """The outcome of a workload of a compute domain: its domain may have to wait until that before has let the node go."""
 
 

@@ -20,7 +20,13 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from gpuactors import limits
 from gpuactors.actors import slice_publisher
 from gpuactors.actors.api_retry import API_BACKOFF_JITTER, API_BACKOFF_S
-from gpuactors.actors.slice_publisher import RESTORE_BACKOFF_S, SLICE_SETTLE_S, WRITE_SEEN_S, PublisherPorts
+from gpuactors.actors.slice_publisher import (
+    RESTORE_BACKOFF_S,
+    SLICE_SETTLE_MAX_S,
+    SLICE_SETTLE_S,
+    WRITE_SEEN_S,
+    PublisherPorts,
+)
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.values.slices import (
     BlockKind,
@@ -708,6 +714,23 @@ async def test_a_server_that_was_away_gets_what_is_offered_now(autojump_clock: M
         found.server.away = False
         await found.settled()
         assert found.names() == names(A, B)
+        await found.expect_peace()
+
+
+async def test_a_failed_write_is_not_taken_for_one_that_others_have_undone(autojump_clock: MockClock) -> None:
+    """Found by a soak: after some restarts of kubelet, which deletes the slices, a write that met a restart of the API
+    server was made again only after a minute, and a pod's GPU was offered to claims meanwhile."""
+    async with published(offer(A)) as found:
+        await found.settled()
+        for _ in RESTORE_BACKOFF_S:
+            found.server.delete_slices()
+            await wait_all_tasks_blocked(0.001)
+            await found.settled(2 * RESTORE_BACKOFF_S[-1])
+        found.server.order(ApiFault.UNAVAILABLE, 1)
+        held = device(5, HELD)
+        found.offers.set(offer(A, held))
+        await trio.sleep(SLICE_SETTLE_MAX_S + 2 * API_BACKOFF_S[0])
+        assert found.tainted() == {held.name: HELD.cause}
         await found.expect_peace()
 
 

@@ -280,8 +280,13 @@ class _Publisher:
             # All may be gone because our node is another object now; then the old one's slices are deleted again.
             self._owner = (await self._ports.node.read()).uid
             todo = self._to_write(self._owner)
+        pool, self._unwritten_since = self._pool(), inf
         for write in todo:
             await self._write(write, self._owner)
+        # A write that has failed is made again after its own pause: nobody has undone it.
+        if pool == self._written:
+            self._restored_at.append(trio.current_time())
+        self._written = pool
         return 0.0
 
     def _to_write(self, owner: str) -> tuple[Write, ...]:
@@ -296,19 +301,13 @@ class _Publisher:
         now, pool = trio.current_time(), self._pool()
         if pool != self._written:
             settled_at = min(self._changed_at + SLICE_SETTLE_S, self._unwritten_since + SLICE_SETTLE_MAX_S)
-            if self._written is not None and settled_at > now:
-                return settled_at - now
-            self._written, self._unwritten_since = pool, inf
-            return 0.0
+            return 0.0 if self._written is None else max(0.0, settled_at - now)
         restored = self._restored_at
         while restored and restored[0] < now - RESTORE_CALM_S:
             restored.popleft()
         if restored:
             last = len(RESTORE_BACKOFF_S) - 1
-            pause_s = restored[-1] + RESTORE_BACKOFF_S[min(len(restored), last)] - now
-            if pause_s > 0.0:
-                return pause_s
-        restored.append(now)
+            return max(0.0, restored[-1] + RESTORE_BACKOFF_S[min(len(restored), last)] - now)
         return 0.0
 
     async def _write(self, write: Write, owner: str) -> None:

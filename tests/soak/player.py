@@ -65,6 +65,10 @@ LATE_S: Final = 100.0 + patient(5.0)
 """After a restart of the API server: kubelet lists pods again after a growing pause (client-go's reflector), seen 45 s.
 After a refused prepare: it asks again after 60 to 90 s."""
 
+UNPUBLISHED_S: Final = 25.0
+"""From the return of the API server to the daemon's next try to write its slices: after an outage of 15 s it waits for
+up to 10 s (API_BACKOFF_S)."""
+
 COVERED_S: Final = 240.0 + patient(60.0)
 """The outcome of a workload of a compute domain: its domain may have to wait until that before has let the node go."""
 
@@ -200,6 +204,7 @@ class Player:
             self._excuse_no_plugin()
         else:
             self._excuse_late()
+            self.excuse(" of a pod is offered to claims", UNPUBLISHED_S)
         with self.node.without(component):
             time.sleep(seconds)
         return f"{component} was away for {seconds} s"

@@ -195,7 +195,12 @@ class Player:
         self.node.host.unplug(card.name)
         self._end(tenant)
         pods.wait_phase(self.api, tenant.name, "gone", OUTCOME_S)
-        eventually(lambda: card.name not in self.node.host.drivers(), f"the end of {card.name}")
+
+        def is_gone() -> bool:
+            self.node.host.wake()  # the unplug waits for the pod's processes
+            return card.name not in self.node.host.drivers()
+
+        eventually(is_gone, f"the end of {card.name}")
         self._plug(card)
         return f"{card.name} of {tenant.name}"
 

@@ -16,7 +16,7 @@ class Sample:
     """The daemon's PID."""
     rss_mib: float
     private_mib: float
-    """What would be free without it."""
+    """What would be free without it; less while a child that writes to sysfs shares its pages."""
     descriptors: int
     threads: int
     journal_mib: float

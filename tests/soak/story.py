@@ -83,7 +83,7 @@ def write_pictures(story: Story, directory: Path) -> None:
     """One SVG for each quantity."""
     marks = [Mark(one.at_s, one.kind, MARKED[one.kind]) for one in story.played if one.kind in MARKED]
     for name, title, columns in (
-        ("memory", "Memory of the daemon, MiB", ("rss_mib", "private_mib")),
+        ("memory", "Resident memory of the daemon, MiB", ("rss_mib",)),
         ("descriptors", "Open descriptors and threads of the daemon", ("descriptors", "threads")),
         ("journal", "Journal, MiB", ("journal_mib",)),
     ):
@@ -173,7 +173,7 @@ def _refusals(story: Story) -> Iterator[tuple[object, ...]]:
 
 
 def _growth(story: Story) -> Iterator[tuple[object, ...]]:
-    for name in ("rss_mib", "private_mib", "descriptors", "threads", "journal_mib"):
+    for name in ("rss_mib", "descriptors", "threads", "journal_mib"):
         found = points(story.samples, name)
         if found:
             slope = slope_an_hour(found)

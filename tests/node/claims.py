@@ -153,9 +153,9 @@ def generation(api: Api) -> int:
     return max((spec["pool"]["generation"] for spec in slices_of(api)), default=0)
 
 
-def daemon_process(daemon: Daemon) -> int:
-    """The first process of its container: the host's processes are visible here."""
-    own = f"/pod{daemon.uid}/"
+def daemon_process(uid: str) -> int:
+    """The first process of the container of a daemon's pod: the host's processes are visible here."""
+    own = f"/pod{uid}/"
     mine = []
     for name in (entry for entry in os.listdir("/proc") if entry.isdigit()):
         try:
@@ -165,13 +165,18 @@ def daemon_process(daemon: Daemon) -> int:
             continue
         if own in cgroup and b"run" in words and b"-S" not in words:
             mine.append(int(name))
-    assert mine, f"there is no process of {daemon.name}"
+    assert mine, f"there is no process of {uid}"
     return min(mine)
 
 
 def kill(daemon: Daemon) -> None:
     """SIGKILL to the daemon itself; what it has started lives on."""
-    os.kill(daemon_process(daemon), signal.SIGKILL)
+    kill_in(daemon.uid)
+
+
+def kill_in(uid: str) -> None:
+    """The same by the UID of its pod."""
+    os.kill(daemon_process(uid), signal.SIGKILL)
 
 
 class KubeletCall(Struct, frozen=True):

@@ -20,10 +20,11 @@ from tests.node.daemonset import IMAGE, OTHER_IMAGE
 from tests.node.fake_host import FakeHost, opened_host
 from tests.node.images import add_image
 from tests.node.node import Node
-from tests.node.run import AGAIN, FAILED, GATES, NO_DOMAINS, RELEASES
+from tests.node.run import AGAIN, FAILED, GATES, NO_DOMAINS, NODES, RELEASES
 from tests.support.patience import patient
 
 RESULTS: Final = Path(__file__).resolve().parents[2] / "var" / "node"
+SEVERAL: Final = Path(__file__).parent / "several"
 SCENARIO_S: Final = 240.0
 MARK: Final = "node_set"
 LONG: Final = "long"
@@ -38,6 +39,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(name): the gates that a scenario needs: A (the default) or B")
     config.addinivalue_line("markers", f"{LONG}: a minute or more; played first")
     config.addinivalue_line("markers", f"{DOMAINS}: needs NVIDIA's controller and daemon of compute domains")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """The scenarios of one node, or those of a cluster of several."""
+    of_several = SEVERAL in (collection_path, *collection_path.parents)
+    is_scenario = collection_path.name.startswith("test_") or collection_path == SEVERAL
+    return True if is_scenario and of_several != (NODES in os.environ) else None
 
 
 def _gates() -> str:
@@ -90,7 +98,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     lines = [f"With {os.environ.get(RELEASES, '')}:", "", "| scenario | result | s |", "|---|---|---|"]
     lines += [f"| {name} | {outcome} | {seconds:.1f} |" for name, outcome, seconds in _rows]
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"scenarios-{_gates()}{os.environ.get(AGAIN, '')}.md").write_text("\n".join(lines) + "\n")
+    several = "-several" if NODES in os.environ else ""
+    (RESULTS / f"scenarios-{_gates()}{several}{os.environ.get(AGAIN, '')}.md").write_text(
+        "\n".join(lines) + "\n"
+    )
     (RESULTS / FAILED).write_text("".join(f"{name}\n" for name in _failed))
     terminalreporter.write_line("")
     for line in lines:

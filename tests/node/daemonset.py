@@ -208,9 +208,10 @@ def host_patch(daemonset: Object, environment: Environment) -> Object:
 # --- its pods -------------------------------------------------------------------------------------------------------
 
 
-def pods_of(api: Api) -> list[Object]:
-    """The DaemonSet's pods that are not being deleted."""
-    pods = api.items(f"/api/v1/namespaces/{NAMESPACE}/pods", labelSelector=LABEL)
+def pods_of(api: Api, node: str | None = None) -> list[Object]:
+    """The DaemonSet's pods that are not being deleted; those of one node, if it is named."""
+    query = {"labelSelector": LABEL} | ({} if node is None else {"fieldSelector": f"spec.nodeName={node}"})
+    pods = api.items(f"/api/v1/namespaces/{NAMESPACE}/pods", **query)
     return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
@@ -220,11 +221,11 @@ def is_ready(pod: Object) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-def wait_ready(api: Api, within_s: float = READY_S) -> Daemon:
-    """Waits until the one pod of the DaemonSet is Ready."""
+def wait_ready(api: Api, within_s: float = READY_S, node: str | None = None) -> Daemon:
+    """Waits until the one pod of the DaemonSet is Ready; of several nodes, that of the one that is named."""
 
     def ready() -> Daemon | None:
-        pods = pods_of(api)
+        pods = pods_of(api, node)
         assert len(pods) == 1, f"{len(pods)} pods of the DaemonSet"
         assert is_ready(pods[0]), why_not_ready(pods[0])
         return daemon_of(pods[0])

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 from tests.node import pods
 from tests.node.cluster import (
@@ -179,11 +179,12 @@ class Steering:
 
 
 @contextmanager
-def asking_again() -> Iterator[None]:
-    """Has kubelet ask again at once where the API server's node authorizer has not yet seen that a claim is of a pod of
-    this node: kubelet itself asks again after 60 to 90 s. Any change of a pod makes it look at the pod."""
+def asking_again(after: str = NOT_SEEN_YET) -> Iterator[None]:
+    """Has kubelet ask again at once after an event with these words: by default where the API server's node authorizer
+    has not yet seen that a claim is of a pod of this node. Kubelet itself asks again after 60 to 90 s. Any change of a
+    pod makes it look at the pod."""
     over = threading.Event()
-    thread = threading.Thread(target=_ask_again, args=(over,), name="asking again", daemon=True)
+    thread = threading.Thread(target=_ask_again, args=(over, after), name="asking again", daemon=True)
     thread.start()
     try:
         yield
@@ -192,14 +193,14 @@ def asking_again() -> Iterator[None]:
         thread.join(timeout=patient(30))
 
 
-def _ask_again(over: threading.Event) -> None:
+def _ask_again(over: threading.Event, after: str) -> None:
     api, version = Api(), ""
     while not over.wait(_POLL_S):
         with suppress(OSError, http.client.HTTPException, ApiError, ValueError):  # half a line
             version = version or api.get(EVENTS, limit="1")["metadata"]["resourceVersion"]
             for event in api.watch(EVENTS, timeoutSeconds=_WATCH_S, resourceVersion=version):
                 version = event["object"].get("metadata", {}).get("resourceVersion", "")  # an error has none
-                if NOT_SEEN_YET in event["object"].get("message", ""):
+                if after in event["object"].get("message", ""):
                     pod = event["object"]["involvedObject"]
                     change = {"metadata": {"annotations": {"tests.node/asked-again": version}}}
                     Api().merge(f"/api/v1/namespaces/{pod['namespace']}/pods/{pod['name']}", change)
@@ -257,19 +258,22 @@ def delete_domain(api: Api, name: str) -> None:
 
 
 def workload(
-    name: str, domain: str, uid: str, *, dies_after_s: float, grace_s: int, resources: Mapping[str, int] | None
+    name: str, domain: str, uid: str, *, dies_after_s: float = 0, grace_s: int = 1,
+    resources: Mapping[str, int] | None = None, **options: Any,
 ) -> Object:  # fmt: skip
-    """A pod with a channel of a domain. `dies_after_s`: it goes on for so long after SIGTERM."""
+    """A pod with a channel of a domain. `dies_after_s`: it goes on for so long after SIGTERM. `options`: those of any
+    pod."""
     claim = {"name": "channel", "resourceClaimTemplateName": f"{domain}-channel"}
     command = WORKLOAD.replace("{dies_after_s}", str(dies_after_s))
     return pods.tenant(
-        name, resources, claims=[claim], command=command, labels={DOMAIN_OF: uid}, grace_s=grace_s
+        name, resources, claims=[claim], command=command, labels={DOMAIN_OF: uid}, grace_s=grace_s, **options
     )
 
 
-def daemons(api: Api, uid: str) -> list[Object]:
-    """The pods of a domain's daemon, those that are ending included."""
-    return api.items(DAEMON_PODS, labelSelector=f"{LABEL}={uid}")
+def daemons(api: Api, uid: str, node: str | None = None) -> list[Object]:
+    """The pods of a domain's daemon, those that are ending included; those of one node, if it is named."""
+    found = api.items(DAEMON_PODS, labelSelector=f"{LABEL}={uid}")
+    return [pod for pod in found if node in (None, pod["spec"].get("nodeName"))]
 
 
 def ready_in_clique(api: Api, uid: str) -> bool:
@@ -280,9 +284,14 @@ def ready_in_clique(api: Api, uid: str) -> bool:
 
 def ready_in_status(api: Api, uid: str) -> bool:
     """The status of a domain says that this node is ready. The controller makes it of the clique every 2 s."""
+    return node_name() in ready_nodes(api, uid)
+
+
+def ready_nodes(api: Api, uid: str) -> frozenset[str]:
+    """The nodes that are ready by the status of a domain."""
     found = [domain for domain in api.items(ALL_DOMAINS) if domain["metadata"]["uid"] == uid]
     nodes = [node for domain in found for node in domain.get("status", {}).get("nodes", ())]
-    return any(node["name"] == node_name() and node["status"] == "Ready" for node in nodes)
+    return frozenset(node["name"] for node in nodes if node["status"] == "Ready")
 
 
 # --- what happens ---------------------------------------------------------------------------------------------------
@@ -318,7 +327,7 @@ _WATCHED: Final = {"Node": NODES, "Pod": PODS, "ComputeDomain": ALL_DOMAINS}
 
 @final
 class History:
-    """Every change of the Node, the pods and the ComputeDomains."""
+    """Every change of the Nodes, the pods and the ComputeDomains."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -355,11 +364,13 @@ class History:
 
     # --- what is asked ----------------------------------------------------------------------------------------------
 
-    def label(self, api: Api) -> list[LabelValue]:
-        """Each value that the label was given since the scenario began, in order."""
+    def label(self, api: Api, node: str | None = None) -> list[LabelValue]:
+        """Each value that the label of this node, or another one, was given since the scenario began, in order."""
         found: list[LabelValue] = []
         last: str | None = None
         for seen in self.of("Node", api):
+            if seen.thing["metadata"]["name"] != (node or node_name()):
+                continue
             value = label_of(seen.thing)
             if value != last and seen.revision > self._since:
                 found.append(LabelValue(value, round(seen.at - self._began, 2)))
@@ -377,8 +388,8 @@ class History:
             return sorted(self._seen, key=lambda seen: seen.revision)
 
     def uncovered(self, api: Api) -> list[str]:
-        """When a workload ran that was not being deleted, and the label was not its domain's, or no daemon of the
-        domain was ready; as sentences."""
+        """When a workload ran that was not being deleted, and its node's label was not its domain's, or no daemon of
+        the domain was ready there; as sentences."""
         now = _Now()
         said: list[str] = []
         for seen in self.all(api):
@@ -448,15 +459,16 @@ class History:
 class _Now:
     """The state after each change."""
 
-    label: str | None = None
-    daemons: dict[str, str] = field(default_factory=dict)
-    """Domain by UID of the pod, of those that are ready and not ending."""
-    workloads: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Name and domain by UID of the pod, of those that run and are not being deleted."""
+    labels: dict[str, str | None] = field(default_factory=dict)
+    """By node."""
+    daemons: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Node and domain by UID of the pod, of those that are ready and not ending."""
+    workloads: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+    """Name, node and domain by UID of the pod, of those that run and are not being deleted."""
 
     def apply(self, seen: Seen) -> None:
-        if seen.kind == "Node" and seen.thing["metadata"]["name"] == node_name():
-            self.label = label_of(seen.thing)
+        if seen.kind == "Node":
+            self.labels[seen.thing["metadata"]["name"]] = label_of(seen.thing)
         if seen.kind != "Pod":
             return
         self.daemons.pop(seen.uid, None)
@@ -464,17 +476,17 @@ class _Now:
         meta = seen.thing["metadata"]
         if seen.is_gone or "deletionTimestamp" in meta:
             return
-        labels = meta.get("labels", {})
+        labels, node = meta.get("labels", {}), seen.thing["spec"].get("nodeName", "")
         if meta["namespace"] == NAMESPACE and LABEL in labels and is_ready(seen.thing):
-            self.daemons[seen.uid] = labels[LABEL]
+            self.daemons[seen.uid] = (node, labels[LABEL])
         if DOMAIN_OF in labels and pods.phase(seen.thing) == "Running":
-            self.workloads[seen.uid] = (meta["name"], labels[DOMAIN_OF])
+            self.workloads[seen.uid] = (meta["name"], node, labels[DOMAIN_OF])
 
     def wrong(self) -> Iterator[str]:
-        for name, domain in self.workloads.values():
-            if self.label != domain:
-                yield f"{name} runs while the label is {self.label}"
-            if domain not in self.daemons.values():
+        for name, node, domain in self.workloads.values():
+            if (label := self.labels.get(node)) != domain:
+                yield f"{name} runs while the label is {label}"
+            if (node, domain) not in self.daemons.values():
                 yield f"{name} runs while no daemon of its domain is ready"
 
 

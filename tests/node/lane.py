@@ -14,8 +14,8 @@ import subprocess
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, final
@@ -50,9 +50,14 @@ LINKED: Final = (
 
 PROGRAMS: Final = ("kubelet", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
 """Kubernetes' own: of one release, or of those that may run beside each other."""
+MOST_WORKERS: Final = 3
+"""Nodes that can be added to a lane's own."""
 
 STATUS_INTERVAL: Final = "--node-status-update-frequency=1s"
 """Ten times as often as by default: most waits of these tests are for the node's status."""
+
+KITS_CGROUPS: Final = "k8s-[0-9]"
+"""Of the kit's cgroups.sh, in each hierarchy."""
 
 SYSCTLS: Final = (
     "vm.overcommit_memory", "vm.panic_on_oom", "kernel.panic", "kernel.panic_on_oops", "kernel.keys.root_maxkeys",
@@ -124,6 +129,17 @@ class Lane:
     number: int
     directory: Path
     """Where the kit is installed for it."""
+    worker: int = 0
+    """Which of the nodes that are added to the lane's own one; 0: that one, with the control plane."""
+
+    @property
+    def workers(self) -> tuple[Lane, ...]:
+        """The nodes that can be added. GPUs of all of them share the lane's kind of device nodes."""
+        name = self.directory.name
+        return tuple(
+            Lane(self.number, self.directory.with_name(f"{name}-worker-{worker}"), worker)
+            for worker in range(1, MOST_WORKERS + 1)
+        )
 
     @property
     def cgroup(self) -> str:
@@ -136,12 +152,17 @@ class Lane:
         """`PROGRAM COMMAND…` runs a command in the lane: in its cgroup and namespaces, with its variables."""
         return self.directory / "in-lane.sh"
 
+    @property
+    def join(self) -> Path:
+        """The program that adds a worker's node to the cluster, which is up. In the worker's cgroup: `start`."""
+        return self.directory / "join.sh"
+
     def variables(self) -> dict[str, str]:
         """What the kit's scripts and the scenarios are told of the lane."""
-        return {
-            LANE_VARIABLE: str(self.number),
-            "K8S_KUBELET_ARGS": f"{STATUS_INTERVAL} --cgroup-root=/{self.cgroup}",
-        }
+        kubelets = f"{STATUS_INTERVAL} --cgroup-root=/{self.cgroup}"
+        # Of a worker the kit has arguments of its own, and puts these after them.
+        name = "K8S_WORKER_KUBELET_ARGS" if self.worker else "K8S_KUBELET_ARGS"
+        return {LANE_VARIABLE: str(self.number), name: kubelets}
 
     # --- before it is up ----------------------------------------------------------------------------------------------
 
@@ -166,6 +187,10 @@ class Lane:
             f'exec {directory}/in.sh bash -c \'. "$0/env.sh"; exec "$@"\' {directory} "$@"\n'
         )
         self.program.chmod(0o755)
+        if self.worker:
+            words = (like.directory / "worker.sh", like.directory, self.directory, self.worker)
+            self.join.write_text(f"#!/bin/sh\nunset K8S_INSIDE\nexec {shlex.join(map(str, words))}\n")
+            self.join.chmod(0o755)
         return no_domains
 
     def prepare(self) -> None:
@@ -300,6 +325,23 @@ def end(where: Sequence[Lane], environment: Mapping[str, str]) -> None:
         lane.remove_cgroups()
 
 
+@contextmanager
+def kits_cgroups() -> Iterator[None]:
+    """The kit makes cgroups for kubelets whenever a node is added, and nobody here uses them: those that were not there
+    before are removed at the end, unless another user of the kit has something in them."""
+    before = set(_of_kit())
+    try:
+        yield
+    finally:
+        for cgroup in set(_of_kit()) - before:
+            _removed(str(cgroup))
+
+
+def _of_kit() -> Iterator[Path]:
+    for hierarchy in _hierarchies():
+        yield from hierarchy.glob(KITS_CGROUPS)
+
+
 def lanes(count: int, directory: Path) -> tuple[Lane, ...]:
     """So many, from that on which `TEST_NODE_LANE` says. Raises ValueError if there are not so many."""
     first = int(os.environ.get(LANE_VARIABLE) or 0)
@@ -321,7 +363,7 @@ def play_script(
     """One of the kit's scripts in several lanes at once: what it said in each. Raises ProvisionError if it fails in
     one, or takes too long, and EndedError if one of `signals` comes."""
     with tempfile.TemporaryDirectory(prefix="node-") as scratch:
-        files = [Path(scratch) / str(lane.number) for lane in where]
+        files = [Path(scratch) / str(index) for index in range(len(where))]
         processes: list[subprocess.Popen[str]] = []
         for lane, file in zip(where, files, strict=True):
             with file.open("w") as output:

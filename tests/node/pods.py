@@ -11,6 +11,8 @@ IMAGE: Final = "registry.local/busybox:1"
 NAMESPACE: Final = "default"
 PATH: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
 LABEL: Final = "tests.node/tenant"
+HOSTNAME: Final = "kubernetes.io/hostname"
+"""The label of a Node by which a pod asks the scheduler for it."""
 
 TENANT: Final = """\
 n=3
@@ -36,9 +38,11 @@ def tenant(
     restart: str = "Never",
     labels: Mapping[str, str] | None = None,
     command: str | None = None,
+    node: str | None = None,
 ) -> Object:
-    """A pod. `resources`: how many of each extended resource. `claims`: entries of `spec.resourceClaims`, all of which
-    its container uses. `dies_after_s`: it keeps its devices open for so long after SIGTERM."""
+    """A pod, of any node unless one is named. `resources`: how many of each extended resource. `claims`: entries of
+    `spec.resourceClaims`, all of which its container uses. `dies_after_s`: it has its devices open for so long after
+    SIGTERM."""
     amounts = {resource: str(count) for resource, count in (resources or {}).items()}
     program = command or TENANT.replace("{dies_after_s}", str(dies_after_s))
     container: Object = {
@@ -51,6 +55,8 @@ def tenant(
     }  # fmt: skip
     if claims:
         spec["resourceClaims"] = list(claims)
+    if node is not None:
+        spec["nodeSelector"] = {HOSTNAME: node}
     return {
         "apiVersion": "v1",
         "kind": "Pod",

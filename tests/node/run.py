@@ -1,6 +1,7 @@
 """`./do node`: brings a real Kubernetes node up, runs the tests of this folder on it, and takes it down again.
 
-With `--lanes N` it brings up N nodes, which share the tests. Needs root, for namespaces, mounts and cgroups. Everything
+With `--lanes N` it brings up N nodes, which share the tests; with `--nodes N` one cluster of N nodes, for the scenarios
+of `several/`. Needs root, for namespaces, mounts and cgroups. Everything
 of a node is in namespaces and cgroups of its own, and gone afterwards, whatever happens: processes, mounts, namespaces,
 cgroups. What a run that was killed has left is removed by the next one.
 """
@@ -25,12 +26,14 @@ from tests.node.lane import (
     IMAGES_IN_MEMORY,
     LANE_VARIABLE,
     MOST_LANES,
+    MOST_WORKERS,
     OWN_DIRECTORIES,
     EndedError,
     Lane,
     NoProgramsError,
     Signals,
     end,
+    kits_cgroups,
     lanes,
     play_script,
     sysctl_values,
@@ -73,6 +76,11 @@ RELEASES: Final = "TEST_NODE_RELEASES"
 AGAIN: Final = "TEST_NODE_AGAIN"
 """Set where scenarios are played once more: what their table's file is called."""
 
+NODES: Final = "TEST_NODE_NODES"
+"""Tells pytest how many nodes the cluster has; only the scenarios of `several/` are played then."""
+
+SEVERAL: Final = "tests/node/several"
+
 RED: Final = 1
 """Pytest's exit code where a test has failed."""
 
@@ -107,21 +115,30 @@ def main(arguments: Sequence[str]) -> int:
         help="nodes side by side that share the tests",
     )
     parser.add_argument(
+        "--nodes",
+        type=int,
+        choices=range(2, MOST_WORKERS + 1),
+        help="one cluster of so many nodes, and the scenarios of several nodes (one more joins in one of them)",
+    )
+    parser.add_argument(
         "--if-possible", action="store_true", help="without the kit or the programs of others: a line, and 0"
     )
     options, words = parser.parse_known_args(arguments)
+    if options.nodes and options.lanes > 1:
+        parser.error("a cluster of several nodes is in one lane")
     try:
         where = lanes(options.lanes, DIRECTORY)
     except ValueError as error:
         parser.error(str(error))
     return on_lanes(
-        "./do node", where, lambda run: run.play(options.sets or SETS, words),
-        keep=options.keep, if_possible=options.if_possible,
+        "./do node", where, lambda run: run.play(options.sets or (SETS if options.nodes is None else SETS[:1]), words),
+        nodes=options.nodes or 1, keep=options.keep, if_possible=options.if_possible,
     )  # fmt: skip
 
 
 def on_lanes(
-    command: str, where: Sequence[Lane], play: Callable[[Run], int], *, keep: bool = False, if_possible: bool = False
+    command: str, where: Sequence[Lane], play: Callable[[Run], int], *, nodes: int = 1, keep: bool = False,
+    if_possible: bool = False,
 ) -> int:  # fmt: skip
     """Plays something on nodes that nobody else has meanwhile: its exit code; 69 where that cannot be here, or 0 with
     `if_possible`; 130 where a signal has ended it."""
@@ -134,7 +151,7 @@ def on_lanes(
         need_root(command)
         with _alone(where):
             _end_killed(where)
-            return play(Run(kit, where, signals, keep=keep))
+            return play(Run(kit, where, signals, nodes=nodes, keep=keep))
     except NoProgramsError as error:
         return _not_played(command, str(error), is_failure=not if_possible)
     except ProvisionError as error:
@@ -153,9 +170,11 @@ def _not_played(command: str, why: str, *, is_failure: bool) -> int:
 class Run:
     """One run on these nodes: what holds for all of its sets."""
 
-    def __init__(self, kit: Path, where: Sequence[Lane], signals: Signals, *, keep: bool) -> None:
+    def __init__(self, kit: Path, where: Sequence[Lane], signals: Signals, *, nodes: int, keep: bool) -> None:
         self._kit = kit
         self._lanes = where
+        self._workers = where[0].workers[:nodes] if nodes > 1 else ()
+        """One more than there are at first."""
         self.signals = signals
         self._keep = keep
         self.environment = {n: value for n, value in os.environ.items() if not n.startswith("GPUACTORS_")}
@@ -165,7 +184,10 @@ class Run:
         """The exit code of the tests, with the gates of each set."""
         began = time.monotonic()
         self.install()
-        chosen = () if any(word.startswith("tests/node") for word in words) else ("tests/node",)
+        if self._workers:
+            self.environment[NODES] = str(len(self._workers))
+        every = SEVERAL if self._workers else "tests/node"
+        chosen = () if any(word.startswith("tests/node") for word in words) else (every,)
         status = 0
         for gates in sets:
             with self.up(gates):
@@ -184,7 +206,7 @@ class Run:
     def install(self) -> None:
         """Kit and image. Raises NoProgramsError, ProvisionError."""
         began = time.monotonic()
-        for lane in self._lanes:
+        for lane in (*self._lanes, *self._workers):
             if no_domains := lane.install(self._kit, self._lanes[0]):
                 self.environment[NO_DOMAINS] = "yes"
         if no_domains:
@@ -205,20 +227,21 @@ class Run:
     @contextmanager
     def _up(self, where: Sequence[Lane], gates: str, *, keep: bool) -> Iterator[None]:
         """The nodes, up. Taken down with all their state, and checked for what they have left."""
-        mounts = _mounts()
+        mounts, every = _mounts(), (*where, *self._workers)
         releases = where[0].releases()
         self.environment |= {RELEASES: releases}
-        with _own_directories():
+        with _own_directories(), kits_cgroups():
             try:
-                end(where, self.environment)  # what a killed run has left
+                end(every, self.environment)  # what a killed run has left
                 began = time.monotonic()
                 self._start(where, gates)
+                up = len(where) + len(self._workers[:-1])
                 print(
-                    f"./do node: {len(where)} up with set {gates} after {time.monotonic() - began:.1f} s: {releases}",
+                    f"./do node: {up} up with set {gates} after {time.monotonic() - began:.1f} s: {releases}",
                     flush=True,
                 )
                 yield
-                processor_s = sum(lane.processor_s() for lane in where)
+                processor_s = sum(lane.processor_s() for lane in every)
                 print(
                     f"./do node: set {gates} took {time.monotonic() - began:.0f} s, and {processor_s:.0f} s of "
                     f"processor time; load {os.getloadavg()[1]:.1f}",
@@ -226,22 +249,25 @@ class Run:
                 )
             finally:
                 if keep:
-                    for lane in where:
+                    for lane in every:
                         print(
                             f"./do node: the node runs on; {lane.program} bash enters it, "
                             f"{lane.directory}/down.sh --wipe ends it"
                         )
                 else:
-                    end(where, self.environment)
-                    _check_nothing_is_left(where, mounts)
+                    end(every, self.environment)
+                    _check_nothing_is_left(every, mounts)
 
     def _start(self, where: Sequence[Lane], gates: str) -> None:
-        sysctls = sysctl_values()
-        for lane in where:
+        sysctls, every = sysctl_values(), (*where, *self._workers)
+        for lane in every:
             lane.prepare()
             lane.keep_sysctls(sysctls)
-        play_script(where, IMAGES_IN_MEMORY, self.environment, self.signals)
+        # The namespaces are made by it, too: that of a node that joins later would else be a copy of the first one's.
+        play_script(every, IMAGES_IN_MEMORY, self.environment, self.signals)
         play_script(where, ("up.sh", "--set", gates), self.environment, self.signals)
+        joining = self._workers[:-1]
+        play_script(joining, ("join.sh",), {**self.environment, "K8S_SET": gates}, self.signals)
 
     def program(self, *words: str) -> subprocess.Popen[str]:
         """Starts a module of Python in the first node: `program("tests.soak.day", "--seed", "7")`."""
@@ -313,12 +339,14 @@ def _alone(where: Sequence[Lane]) -> Iterator[None]:
 
 
 def _end_killed(where: Sequence[Lane]) -> None:
-    """Ends what a killed run has left in the lanes that this run does not use: it may have had more of them."""
+    """Ends what a killed run has left in the lanes that this run does not use, and of nodes that were added to a lane:
+    it may have had more of them."""
+    for lane in where:
+        end([worker for worker in lane.workers if worker.is_there()], os.environ)
     for lane in lanes(MOST_LANES - where[0].number, DIRECTORY)[len(where) :]:
         with _lock(lane).open("w") as lock, suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if lane.is_there():
-                end((lane,), os.environ)
+            end([one for one in (lane, *lane.workers) if one.is_there()], os.environ)
 
 
 def _lock(lane: Lane) -> Path:

@@ -224,7 +224,7 @@ class Player:
     def _kill(self) -> str:
         self._excuse_no_plugin()
         before = self.node.daemon()
-        process = daemon_process(before)
+        process = daemon_process(before.uid)
         kill(before)
         self.claims.restarted(before)
         return f"process {process}"

@@ -96,7 +96,7 @@ class Samples:
             return self._process
         pods = daemonset.pods_of(api)
         assert len(pods) == 1, f"{len(pods)} pods of the DaemonSet"
-        return daemon_process(daemonset.daemon_of(pods[0]))
+        return daemon_process(daemonset.daemon_of(pods[0]).uid)
 
 
 def _command(process: int) -> list[bytes]:

@@ -70,6 +70,9 @@ NOT_SEEN_YET: Final = "no relationship found between node"
 """Says the API server's node authorizer of a claim, when kubelet asks sooner than it has seen the pod's status."""
 
 _POLL_S: Final = 0.05
+_ASK_S: Final = 1.0
+"""Between two changes of a pod: kubelet drops the events of a pod after 25."""
+
 _WATCH_S: Final = "5"
 """After so many seconds the API server ends a watch, and it is started again from where it was."""
 
@@ -194,7 +197,7 @@ def asking_again(after: str = NOT_SEEN_YET) -> Iterator[None]:
 
 
 def _ask_again(over: threading.Event, after: str) -> None:
-    api, version = Api(), ""
+    api, version, asked = Api(), "", dict[str, float]()
     while not over.wait(_POLL_S):
         with suppress(OSError, http.client.HTTPException, ApiError, ValueError):  # half a line
             version = version or api.get(EVENTS, limit="1")["metadata"]["resourceVersion"]
@@ -202,6 +205,8 @@ def _ask_again(over: threading.Event, after: str) -> None:
                 version = event["object"].get("metadata", {}).get("resourceVersion", "")  # an error has none
                 if after in event["object"].get("message", ""):
                     pod = event["object"]["involvedObject"]
+                    over.wait(asked.get(pod["uid"], 0.0) + _ASK_S - time.monotonic())
+                    asked[pod["uid"]] = time.monotonic()
                     change = {"metadata": {"annotations": {"tests.node/asked-again": version}}}
                     Api().merge(f"/api/v1/namespaces/{pod['namespace']}/pods/{pod['name']}", change)
 

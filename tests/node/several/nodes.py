@@ -227,10 +227,6 @@ class Nodes:
         )
         assert not [words for one in self.members for words in one.ask("failed")]
 
-    def now(self) -> float:
-        """A clock for times between two steps."""
-        return time.monotonic()
-
     def said(self, words: str) -> None:
         """Into the test's output."""
         print(f"{time.strftime('%H:%M:%S')} {words}", flush=True)

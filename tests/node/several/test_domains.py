@@ -7,6 +7,7 @@ without its domain's daemon.
 from __future__ import annotations
 
 import os
+import time
 from typing import Final
 
 import pytest
@@ -22,7 +23,10 @@ from tests.support.patience import patient
 pytestmark = pytest.mark.nvidias_domains
 
 ROUNDS: Final = int(os.environ.get("TEST_ROUNDS", "2"))
-"""Of forced replacements on all nodes at once; each takes some 3 s, and 90 s where the API server refuses a claim."""
+"""Of forced replacements on all nodes at once; each takes some 3 s."""
+
+UNTIL_REFUSED: Final = 10
+"""Such rounds at most, until the API server has refused one of the claims. Seen: one of six."""
 
 
 @pytest.mark.usefixtures("asking_again")
@@ -184,25 +188,43 @@ def test_a_domain_is_deleted_while_two_nodes_have_workloads(nodes: Nodes) -> Non
     nodes.run(["job-0", "job-1"])  # nobody ends them
 
 
-@pytest.mark.timeout(patient(240.0 + 100.0 * ROUNDS))
+@pytest.mark.usefixtures("asking_again")
+@pytest.mark.timeout(patient(240.0 + 20.0 * ROUNDS))
 def test_pods_are_replaced_by_force_on_all_nodes_at_once(nodes: Nodes) -> None:
-    """NVIDIA issue 641, on each node: the new claim is prepared before the old one is unprepared. Kubelet asks again
-    as it does itself: 60 to 90 s after the API server has refused it a claim, the daemon is still the same."""
+    """NVIDIA issue 641, on each node: the new claim is prepared before the old one is unprepared."""
     uid = nodes.create()
     nodes.start_on_each("job-0", uid, dies_after_s=60)
     before = nodes.daemons(uid)
-    took: list[float] = []
-    for number in range(ROUNDS):
-        began = nodes.now()
-        replace_by_force(nodes, uid, f"job-{number}", f"job-{number + 1}")
-        took.append(round(nodes.now() - began, 1))
-        nodes.covered()
-    refused = nodes.refused()
-    nodes.said(
-        f"{ROUNDS} rounds on {len(nodes.members)} nodes: {took} s; refused by the API server: {refused}"
-    )
+    took = [replaced(nodes, uid, number) for number in range(ROUNDS)]
+    nodes.said(f"{ROUNDS} rounds on {len(nodes.members)} nodes: {took} s; refused: {nodes.refused()}")
     waited = nodes.waited_for_another()
     nodes.said(f"{len(waited)} of {ROUNDS * len(nodes.members)} new claims came before the old one's end")
     assert waited, "no new prepare came before the old unprepare"
     assert nodes.daemons(uid) == before
     nodes.kept_label(uid)
+
+
+def replaced(nodes: Nodes, uid: str, number: int) -> float:
+    """One round: how long it took, in seconds."""
+    began = time.monotonic()
+    replace_by_force(nodes, uid, f"job-{number}", f"job-{number + 1}")
+    nodes.covered()
+    return round(time.monotonic() - began, 1)
+
+
+@pytest.mark.timeout(patient(400.0))
+@pytest.mark.long
+def test_a_claim_that_was_refused_once_finds_its_daemon(nodes: Nodes) -> None:
+    """The API server refuses kubelet a claim, as it has not seen that it is of this node's pod, and the old claim is
+    released meanwhile. Kubelet asks again after 60 to 90 s: NVIDIA's daemon is still the same."""
+    uid = nodes.create()
+    nodes.start_on_each("job-0", uid, dies_after_s=60)
+    before, number = nodes.daemons(uid), 0
+    while not nodes.refused() and number < UNTIL_REFUSED:
+        took = replaced(nodes, uid, number)
+        number += 1
+    nodes.said(f"refused after {number} rounds: {nodes.refused()}; the last round took {took} s")
+    assert nodes.daemons(uid) == before
+    nodes.kept_label(uid)
+    if not nodes.refused():
+        pytest.skip(f"the API server has refused no claim in {number} rounds")

@@ -50,6 +50,10 @@ cat >down.sh <<'END'
 #!/bin/bash
 [ ! -e "$TEST_NODE_END/starting-$TEST_NODE_LANE" ] || touch "$TEST_NODE_END/wiped-$TEST_NODE_LANE"
 END
+cat >worker.sh <<'END'
+#!/bin/bash
+"$2/up.sh" && touch "$TEST_NODE_END/joined-$3"
+END
 chmod +x *.sh
 """
 
@@ -91,9 +95,10 @@ class Kit:
         return found
 
     def cgroups(self) -> list[Path]:
-        """Those of both lanes."""
-        names = [Lane(number, self.directory / name).cgroup for number, name in enumerate(("node", "node-1"))]
-        return [path for name in names for path in CGROUPS.glob(f"**/{name}")]
+        """Those of both lanes, and of their workers."""
+        lanes = [Lane(number, self.directory / name) for number, name in enumerate(("node", "node-1"))]
+        every = [one for lane in lanes for one in (lane, *lane.workers)]
+        return [path for one in every for path in CGROUPS.glob(f"**/{one.cgroup}")]
 
 
 def eventually(look: Callable[[], bool], what: str) -> None:
@@ -109,7 +114,8 @@ def kit(tmp_path: Path) -> Iterator[Kit]:
     (tmp_path / "kit" / "install.sh").write_text(INSTALL)
     kit = Kit(tmp_path)
     yield kit
-    end([Lane(number, tmp_path / name) for number, name in enumerate(("node", "node-1"))], {})
+    lanes = [Lane(number, tmp_path / name) for number, name in enumerate(("node", "node-1"))]
+    end([one for lane in lanes for one in (lane, *lane.workers)], {})
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -135,6 +141,35 @@ def test_a_signal_while_the_nodes_are_started_leaves_nothing(kit: Kit, lanes: st
     run.send_signal(signal.SIGTERM)
     said, _ = run.communicate(timeout=WAIT_S)
     assert run.returncode == 130, said
+    assert kit.processes() == []
+    assert kit.cgroups() == []
+
+
+def test_a_signal_while_a_cluster_of_two_nodes_is_played_leaves_nothing(kit: Kit) -> None:
+    run = kit.run("--nodes", "2")
+    kit.wait_for("playing-0")
+    assert (kit.directory / "joined-1").exists()
+    assert not (kit.directory / "joined-2").exists(), "that one joins in a scenario"
+    run.send_signal(signal.SIGTERM)
+    said, _ = run.communicate(timeout=WAIT_S)
+    assert run.returncode == 130, said
+    assert kit.processes() == []
+    assert kit.cgroups() == []
+
+
+def test_the_nodes_of_a_killed_cluster_are_ended_by_the_next_run(kit: Kit) -> None:
+    killed = kit.run("--nodes", "2")
+    kit.wait_for("playing-0")
+    killed.kill()
+    killed.wait(timeout=WAIT_S)  # what it has started has its output
+    (kit.directory / "playing-0").unlink()
+    workers = Lane(0, kit.directory / "node").workers
+    assert workers[0].is_there(), "nothing was left: this tests nothing"
+    run = kit.run()  # of one node
+    kit.wait_for("playing-0")
+    assert not any(worker.is_there() for worker in workers)
+    run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=WAIT_S)
     assert kit.processes() == []
     assert kit.cgroups() == []
 

@@ -155,7 +155,7 @@ def test_of_kubernetes_the_documents_call_tested_what_a_scenario_tests() -> None
     cells = [cell for line in about.splitlines() for cell in line.split(" | ") if "**tested**" in cell]
     assert len(cells) >= 8
     for cell in cells:
-        named = re.findall(r"\(\.\./tests/node/(test_\w+\.py)\)", cell)
+        named = re.findall(r"\(\.\./tests/node/((?:several/)?test_\w+\.py)\)", cell)
         assert named, cell
         for name in named:
             assert "def test_" in (ROOT / "tests" / "node" / name).read_text(encoding="utf-8"), cell

@@ -124,9 +124,12 @@ class Nodes:
         return names
 
     def refused(self) -> list[str]:
-        """The pods whose claim the API server has refused a kubelet once, as it had not seen that it is its pod's."""
+        """The pods of the scenario whose claim the API server has refused a kubelet once, as it had not seen that it
+        is its pod's."""
+        ours = {seen.uid for seen in self.history.of("Pod", self.api)}
         events = self.api.items(EVENTS, fieldSelector="reason=FailedPrepareDynamicResources")
-        return [e["involvedObject"]["name"] for e in events if domains.NOT_SEEN_YET in e["message"]]
+        about = [e["involvedObject"] for e in events if domains.NOT_SEEN_YET in e["message"]]
+        return sorted(pod["name"] for pod in about if pod["uid"] in ours)
 
     def waited_for_another(self) -> frozenset[str]:
         """The claims of workloads that have waited for another one to be released, by what gpuactors says."""

@@ -105,10 +105,10 @@ class Nodes:
         """Creates a pod of a node with a channel of the domain, whose UID this is."""
         pods.create(self.api, domains.workload(name, DOMAIN, uid, node=of.name, **options))
 
-    def run(self, names: Iterable[str], within_s: float = RETRY_S) -> None:
+    def run(self, names: Iterable[str]) -> None:
         """Waits until these pods run."""
         for name in names:
-            pods.wait_running(self.api, name, within_s)
+            pods.wait_running(self.api, name, RETRY_S)
 
     def on_each(self, what: Callable[[Member], T]) -> list[T]:
         """Does it for all nodes at once."""
@@ -124,8 +124,8 @@ class Nodes:
         return names
 
     def refused(self) -> list[str]:
-        """The pods of the scenario whose claim the API server has refused a kubelet once, as it had not seen that it
-        is its pod's."""
+        """The pods of the scenario whose claim the API server has refused kubelet once: it had not seen yet that the
+        claim is its pod's."""
         ours = {seen.uid for seen in self.history.of("Pod", self.api)}
         events = self.api.items(EVENTS, fieldSelector="reason=FailedPrepareDynamicResources")
         about = [e["involvedObject"] for e in events if domains.NOT_SEEN_YET in e["message"]]
@@ -137,7 +137,7 @@ class Nodes:
             str(line["claim"])
             for one in self.members
             for line in self.daemon(one).log()
-            if line["event"] == "claim.waiting" and "-channel" in str(line["reason"])
+            if line["event"] == "claim.waiting" and "belongs to the claim" in str(line["reason"])
         )
 
     # --- domains ------------------------------------------------------------------------------------------------------
@@ -180,9 +180,9 @@ class Nodes:
 
     # --- what must hold -----------------------------------------------------------------------------------------------
 
-    def kept_label(self, uid: str, *but: Member) -> None:
-        """The label of each node was set once, to this domain, and never changed; but for those of some."""
-        found = {one.name: self.values(one) for one in self.members if one not in but}
+    def kept_label(self, uid: str) -> None:
+        """The label of each node was set once, to this domain, and never changed."""
+        found = {one.name: self.values(one) for one in self.members}
         assert all(values == [uid] for values in found.values()), f"{found}\n{self.history.told(self.api)}"
 
     def covered(self, but: Sequence[str] = ()) -> None:

@@ -218,11 +218,12 @@ def test_a_claim_that_was_refused_once_finds_its_daemon(nodes: Nodes) -> None:
     """The API server refuses kubelet a claim, as it has not seen that it is of this node's pod, and the old claim is
     released meanwhile. Kubelet asks again after 60 to 90 s: NVIDIA's daemon is still the same."""
     uid = nodes.create()
-    nodes.start_on_each("job-0", uid, dies_after_s=60)
+    with domains.asking_again():
+        nodes.start_on_each("job-0", uid, dies_after_s=60)
     before, took, refused = nodes.daemons(uid), list[float](), list[str]()
     while not refused and len(took) < UNTIL_REFUSED:
         took.append(replaced(nodes, uid, len(took)))
-        refused = [name for name in nodes.refused() if not name.startswith("job-0-")]
+        refused = [name for name in nodes.refused() if not name.startswith("job-0-")]  # they replace none
     nodes.said(f"{len(took)} rounds: {took} s; refused: {refused}")
     assert nodes.daemons(uid) == before
     nodes.kept_label(uid)

@@ -23,9 +23,9 @@ PREPARE_FAILED: Final = "Failed to prepare dynamic resources"
 def all_nodes() -> Iterator[Nodes]:
     """For the whole session; scenarios take `nodes`."""
     (first,) = lanes(1, DIRECTORY)
-    with ExitStack() as stack:
+    with ExitStack() as members, ExitStack() as stack:  # also one that joins outlives gpuactors
         began = time.monotonic()
-        found = Nodes((first, *first.workers[: int(os.environ[NODES])]), stack)
+        found = Nodes((first, *first.workers[: int(os.environ[NODES])]), members)
         found.said(f"the fake hosts are there after {time.monotonic() - began:.1f} s")
         stack.enter_context(domains.controller())
         installed = found.install()

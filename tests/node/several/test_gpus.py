@@ -152,6 +152,8 @@ def test_pods_with_gpus_all_the_time_of_a_rolling_update(nodes: Nodes) -> None:
     for ended in streams:
         ended.result()
     nodes.said(f"2 rolling updates of {len(nodes.members)} nodes: {len(ran)} pods ran, {len(failed)} failed")
+    for words in failed:
+        nodes.said(words)
     assert ran
     assert all(any(of_gap in words for of_gap in OF_GAP) for words in failed), failed
     assert len(failed) <= 2 * len(nodes.members), failed

@@ -20,7 +20,7 @@ from tests.node.daemonset import IMAGE, OTHER_IMAGE
 from tests.node.fake_host import FakeHost, opened_host
 from tests.node.images import add_image
 from tests.node.node import Node
-from tests.node.run import AGAIN, FAILED, GATES, NO_DOMAINS, NODES, RELEASES
+from tests.node.run import AGAIN, FAILED, GATES, NO_DOMAINS, NO_PLUGINS, NODES, RELEASES
 from tests.support.patience import patient
 
 RESULTS: Final = Path(__file__).resolve().parents[2] / "var" / "node"
@@ -29,6 +29,9 @@ SCENARIO_S: Final = 240.0
 MARK: Final = "node_set"
 LONG: Final = "long"
 DOMAINS: Final = "nvidias_domains"
+PLUGINS: Final = "nvidias_plugins"
+LACKING: Final = {DOMAINS: NO_DOMAINS, PLUGINS: NO_PLUGINS}
+"""The marks of scenarios that need programs, and the variable that is set where they are not there."""
 
 _rows: list[tuple[str, str, float]] = []
 _failed: dict[str, None] = {}
@@ -39,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(name): the gates that a scenario needs: A (the default) or B")
     config.addinivalue_line("markers", f"{LONG}: a minute or more; played first")
     config.addinivalue_line("markers", f"{DOMAINS}: needs NVIDIA's controller and daemon of compute domains")
+    config.addinivalue_line("markers", f"{PLUGINS}: needs NVIDIA's kubelet plugins and a mock of NVML")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -58,13 +62,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mine = [item for item in items if here in item.path.parents]
     if mine and "K8S_INSIDE" not in os.environ:
         raise pytest.UsageError("tests/node runs inside the node's namespaces: ./do node")
-    lacking_domains = NO_DOMAINS in os.environ
+    lacking = {mark for mark, variable in LACKING.items() if variable in os.environ}
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
         mark = item.get_closest_marker(MARK)
         wanted = "A" if mark is None else str(mark.args[0])
-        fits = wanted in (_gates(), "any") and not (lacking_domains and item.get_closest_marker(DOMAINS))
+        fits = wanted in (_gates(), "any") and not any(map(item.get_closest_marker, lacking))
         (chosen if item not in mine or fits else others).append(item)
         item.add_marker(pytest.mark.timeout(patient(SCENARIO_S)))
     # Several nodes take scenarios from each other: none is to begin the longest one when the others have ended.

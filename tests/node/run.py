@@ -39,6 +39,7 @@ from tests.node.lane import (
     sysctl_values,
     wait,
 )  # fmt: skip
+from tests.node.nvidia.programs import missing
 from tests.release.image import have_image
 from tests.vm.commands import ProvisionError, need_root
 
@@ -72,6 +73,8 @@ NO_DOMAINS: Final = "TEST_NODE_NO_DOMAINS"
 
 RELEASES: Final = "TEST_NODE_RELEASES"
 """Tells pytest the releases of Kubernetes' programs, for its table."""
+NO_PLUGINS: Final = "TEST_NODE_NO_PLUGINS"
+"""Tells pytest that NVIDIA's kubelet plugins are not there."""
 
 AGAIN: Final = "TEST_NODE_AGAIN"
 """Set where scenarios are played once more: what their table's file is called."""
@@ -211,6 +214,9 @@ class Run:
                 self.environment[NO_DOMAINS] = "yes"
         if no_domains:
             print(f"./do node: no scenario of compute domains is played: {no_domains}", flush=True)
+        if no_plugins := missing():
+            self.environment[NO_PLUGINS] = "yes"
+            print(f"./do node: no scenario with NVIDIA's own plugins is played: {no_plugins}", flush=True)
         provide()
         layout = Path(os.environ.get(IMAGE_VARIABLE) or have_image().layout)
         self.environment |= {IMAGE_VARIABLE: str(layout), "PYTHONDONTWRITEBYTECODE": "1"}

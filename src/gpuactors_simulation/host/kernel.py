@@ -434,6 +434,11 @@ class FakeKernel:
         for address in self.tree.functions:
             self._show(address)
 
+    @property
+    def minors(self) -> Mapping[str, int]:
+        """The number of the node `/dev/nvidiaN` of each GPU that NVIDIA's driver has."""
+        return dict(self._minors)
+
     def _show(self, address: str) -> None:
         """The attributes of a function that a write changes, unless reading them hangs now."""
         if address not in self.tree.functions or (self.tree.waits_silently and self.tree.is_waiting(address)):

@@ -47,6 +47,10 @@ _PORT_TOTAL: Final = "../aer_rootport_total_err_fatal"
 
 _CONFIG_BYTES: Final = 64
 
+_NO_RESOURCE: Final = f"{' '.join(3 * ['0x' + 16 * '0'])}\n"
+_RESOURCES: Final = "0x00000000d0000000 0x00000000d0ffffff 0x0000000000040200\n" + 12 * _NO_RESOURCE
+"""The BARs of a function with one of 16 MiB: first and last byte, flags (drivers/pci/pci-sysfs.c, resource_show)."""
+
 _MODES: Final = {"vfio/vfio": 0o666, "iommu": 0o660}
 """Of the nodes below /dev: as drivers/vfio/container.c and drivers/iommu/iommufd/main.c have them; others have that of
 devtmpfs, 0600."""
@@ -660,6 +664,7 @@ class HostTree:
             ("enable", "0\n"),
             ("power/runtime_status", "active\n"),
             ("power_state", "D0\n"),
+            ("resource", _RESOURCES),
             ("reset_method", "flr bus\n"),
             ("aer_dev_fatal", _fatal_errors(0)),
         ):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -30,6 +31,8 @@ _PROTO: Final = ProtoFile("podresources.proto", "v1")
 _CALL_S: Final = 5.0
 _SAMPLE_S: Final = 0.2
 _NO_ANSWER: Final = (ApiError, OSError, HTTPException, ValueError)
+_THEIRS: Final = re.compile(r"gpu-(vfio-)?\d+$")
+"""The names of NVIDIA's DRA driver; what it offers is not judged."""
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
@@ -82,8 +85,27 @@ class Books:
             for part in ("capacity", "allocatable")
         )
         return _Published(
-            capacity, allocatable, _requests(pods), tuple(_claimed(claims)), frozenset(_offered(slices)),
+            capacity, allocatable, _requests(pods), tuple(self._claimed(claims)), frozenset(_offered(slices)),
         )  # fmt: skip
+
+    def _claimed(self, claims: list[Object]) -> Iterator[tuple[str, str]]:
+        for claim in claims:
+            status = claim.get("status", {})
+            if not status.get("reservedFor"):
+                continue
+            for result in status.get("allocation", {}).get("devices", {}).get("results", ()):
+                if result["driver"] == DRIVER and not result.get("adminAccess"):
+                    name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
+                    device = str(result["device"])
+                    yield name, self._key_of_theirs(device) if _THEIRS.match(device) else key_of(device)
+
+    def _key_of_theirs(self, device: str) -> str:
+        """The PCI address of a name by NVIDIA's driver: by the GPU's node, or by the order of sysfs."""
+        with self._host.lock:
+            if device.startswith("gpu-vfio-"):
+                return self._host.gpus()[int(device.removeprefix("gpu-vfio-"))]
+            minors = {minor: address for address, minor in self._host.kernel.minors.items()}
+            return minors.get(int(device.removeprefix("gpu-")), device)
 
     def _status(self) -> dict[str, dict[str, int]]:
         status = self._api.get(f"{NODES}/{node_name()}")["status"]
@@ -185,21 +207,11 @@ def _requests(pods: list[Object]) -> Mapping[str, int]:
     return dict(total)
 
 
-def _claimed(claims: list[Object]) -> Iterator[tuple[str, str]]:
-    for claim in claims:
-        status = claim.get("status", {})
-        if not status.get("reservedFor"):
-            continue
-        for result in status.get("allocation", {}).get("devices", {}).get("results", ()):
-            if result["driver"] == DRIVER and not result.get("adminAccess"):
-                name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
-                yield name, key_of(result["device"])
-
-
 def _offered(slices: list[Object]) -> Iterator[str]:
     for one in slices:
         if one["spec"]["driver"] == DRIVER:
-            yield from (key_of(d["name"]) for d in one["spec"].get("devices", ()) if not d.get("taints"))
+            ours = (d for d in one["spec"].get("devices", ()) if not _THEIRS.match(d["name"]))
+            yield from (key_of(d["name"]) for d in ours if not d.get("taints"))
 
 
 def key_of(device: str) -> str:

@@ -42,6 +42,8 @@ L40S_RESOURCE: Final = "nvidia.com/AD102GL_L40S"
 
 ALIASES: Final = "alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci\n"
 
+_GPUS: Final = frozenset({"030000", "030200"})
+
 _MODULES_LOADED: Final = ("vfio_pci", "vfio", "nvidia")
 
 
@@ -173,6 +175,18 @@ class FakeHost:
                     self.tell(self.tree.unplug(name))
             self.kernel.power_off()
 
+    def gpus(self) -> list[str]:
+        """The addresses of NVIDIA's whole GPUs, in order."""
+        with self.lock:
+            functions = self.tree.functions.items()
+            return sorted(
+                address
+                for address, spec in functions
+                if spec.vendor == "10de"
+                and spec.class_code in _GPUS
+                and self.tree.physical_function(address) is None
+            )
+
     def owners(self) -> Mapping[int, frozenset[str]]:
         """Who has each group open: `pod UID` or `process PID`."""
         return self._tenants.owners()
@@ -183,7 +197,7 @@ def opened_host() -> Iterator[FakeHost]:
     """The host's files, mounted where pods find them; all gone afterwards. Raises `OSError`."""
     with ExitStack() as stack:
         BACKING.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(mounted("tmpfs", "-t", "tmpfs", at=BACKING))
+        stack.enter_context(_mounted("tmpfs", "-t", "tmpfs", at=BACKING))
         # HostTree's device nodes are the node's own.
         (BACKING / "dev").symlink_to("/dev")
         for directory in OWN_DIRECTORIES:
@@ -197,15 +211,15 @@ def opened_host() -> Iterator[FakeHost]:
         (BACKING / "proc/driver/nvidia/gpus").mkdir(parents=True, exist_ok=True)
         devices = BACKING / "proc/devices"
         devices.write_text(Path("/proc/devices").read_text())
-        stack.enter_context(mounted(str(BACKING / "proc/driver"), "--bind", at=Path("/proc/driver")))
-        stack.enter_context(mounted(str(devices), "--bind", at=Path("/proc/devices")))
+        stack.enter_context(_mounted(str(BACKING / "proc/driver"), "--bind", at=Path("/proc/driver")))
+        stack.enter_context(_mounted(str(devices), "--bind", at=Path("/proc/devices")))
         for process in _sealed():
-            stack.enter_context(mounted("tmpfs", "-t", "tmpfs", at=process / "fd"))
+            stack.enter_context(_mounted("tmpfs", "-t", "tmpfs", at=process / "fd"))
         cgroups = Path(CGROUPS)
         (BACKING / cgroups.relative_to("/")).mkdir(parents=True, exist_ok=True)
         stack.enter_context(SysfsMount(host.kernel, host.lock).mounted(HOST / "sys"))
         # Those of the node's pods, which kubelet makes.
-        stack.enter_context(mounted(CGROUPS, "--rbind", at=HOST / cgroups.relative_to("/")))
+        stack.enter_context(_mounted(CGROUPS, "--rbind", at=HOST / cgroups.relative_to("/")))
         yield host
 
 
@@ -228,12 +242,12 @@ def _sealed() -> list[Path]:
 def _own_directory(path: Path) -> Iterator[None]:
     """An empty file system at `path`."""
     path.mkdir(parents=True, exist_ok=True)
-    with mounted("tmpfs", "-t", "tmpfs", "-o", "mode=755", at=path):
+    with _mounted("tmpfs", "-t", "tmpfs", "-o", "mode=755", at=path):
         yield
 
 
 @contextmanager
-def mounted(what: str, *options: str, at: Path) -> Iterator[None]:
+def _mounted(what: str, *options: str, at: Path) -> Iterator[None]:
     subprocess.run(("mount", *options, what, str(at)), check=True)
     try:
         yield

@@ -20,7 +20,7 @@ import yaml
 
 from gpuactors_simulation.host.kernel import NVIDIA, uuid_of
 from tests.node.domains import CLIQUE, MGMT_MINOR
-from tests.node.fake_host import FakeHost, mounted
+from tests.node.fake_host import FakeHost
 from tests.node.nvidia.programs import NVML, directory
 from tests.node.real_tenants import NVIDIA_MAJOR
 
@@ -33,7 +33,9 @@ VERSION: Final = "570.170.01"
 """Of the driver: the least for daemons of domains with DNS names is 570.158.01."""
 
 _LIBRARIES: Final = "usr/lib/x86_64-linux-gnu"
-_GPUS: Final = frozenset({"030000", "030200"})
+MOST_GPUS: Final = 8
+"""As many as the mock can show."""
+
 _UVM_MAJOR: Final = 235
 """For local use, by Documentation/admin-guide/devices.txt; the kernel gives NVIDIA's driver any that is free."""
 
@@ -61,11 +63,13 @@ def driver_root(host: FakeHost) -> Iterator[Mapping[str, str]]:
         capability = ROOT / "proc/driver/nvidia/capabilities/fabric-imex-mgmt"
         capability.parent.mkdir(parents=True)
         capability.write_text(f"DeviceFileMinor: {MGMT_MINOR}\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
-        for name, numbers in _NODES.items():
-            os.mknod(f"/dev/{name}", stat.S_IFCHR | 0o666, os.makedev(*numbers))
-            stack.callback(os.unlink, f"/dev/{name}")
+        for name in ("nvidia-imex", "nvidia-imex-ctl"):
+            shutil.copy(Path(os.environ["K8S_DIR"], "domains/fakes", name), program.parent)
+        # Nobody removes a GPU's node where it leaves the driver: nvidia-modprobe makes it, and not the kernel.
+        nodes = _NODES | {f"nvidia{number}": (NVIDIA_MAJOR, number) for number in range(MOST_GPUS)}
         (ROOT / "dev").mkdir()
-        stack.enter_context(mounted("/dev", "--rbind", at=ROOT / "dev"))
+        for name, numbers in nodes.items():
+            os.mknod(ROOT / "dev" / name, stat.S_IFCHR | 0o666, os.makedev(*numbers))
         refresh(host)
         yield {
             "NVIDIA_DRIVER_ROOT": str(ROOT),
@@ -77,20 +81,20 @@ def driver_root(host: FakeHost) -> Iterator[Mapping[str, str]]:
 
 
 def refresh(host: FakeHost) -> None:
-    """Writes down the GPUs that are plugged, for programs that start from now on."""
+    """Writes down the GPUs that are plugged, for programs that start from now on. Removes the nodes of a host that was
+    there before."""
+    with host.lock:
+        mine = {f"nvidia{number}" for number in host.kernel.minors.values()}
+        for path in Path("/dev").glob("nvidia[0-9]*"):
+            if path.name not in mine:
+                path.unlink()
     CONFIG.write_text(yaml.safe_dump(mock_config(host)))
 
 
 def mock_config(host: FakeHost) -> dict[str, Any]:
     """What the mock is to say of the host's GPUs."""
     with host.lock:
-        gpus = {
-            address: host.tree.driver_of(address)
-            for address, spec in host.tree.functions.items()
-            if spec.vendor == "10de"
-            and spec.class_code in _GPUS
-            and host.tree.physical_function(address) is None
-        }
+        gpus = {address: host.tree.driver_of(address) for address in host.gpus()}
         minors = host.kernel.minors
     free = (number for number in range(len(gpus)) if number not in minors.values())
     numbers = {address: minors[address] for address, driver in gpus.items() if driver == NVIDIA}

@@ -49,19 +49,20 @@ _END_S: Final = patient(15.0)
 
 _ENTER: Final = """\
 set -e
-mount -t tmpfs -o mode=755 root /mnt
+root=/mnt
+mount -t tmpfs -o mode=755 root $root
 for path in /* /.[!.]*; do
   name=${path#/}
   if [ "$name" = mnt ] || [ "$name" = sys ] || [ ! -d "$path" ]; then continue
-  elif [ -L "$path" ]; then cp -P "$path" "/mnt/$name"
-  else mkdir "/mnt/$name"; mount --rbind "$path" "/mnt/$name"
+  elif [ -L "$path" ]; then cp -P "$path" "$root/$name"
+  else mkdir "$root/$name"; mount --rbind "$path" "$root/$name"
   fi
 done
-mkdir /mnt/sys /mnt/templates
-mount --rbind "$1" /mnt/sys
-mount --bind "$2" /mnt/templates
+mkdir $root/sys $root/templates
+mount --rbind "$1" $root/sys
+mount --bind "$2" $root/templates
 shift 2
-exec chroot /mnt "$@"
+exec chroot $root "$@"
 """
 """With the fake host's sysfs, the directory of templates, and the command."""
 

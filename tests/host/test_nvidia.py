@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuactors.core.values.model import PciAddress
+from gpuactors.host import nvidia
 from gpuactors.host.nvidia import NvidiaGpus
 from gpuactors.host.root import HostRoot
 from gpuactors_simulation.host.kernel import FakeKernel
@@ -54,6 +55,16 @@ def test_after_a_time_on_another_driver_it_is_read_anew(tmp_path: Path) -> None:
     assert uuids.uuid(GPU, "vfio-pci") is None
     path.write_text(path.read_text().replace("6b8a", "0000"))
     assert uuids.uuid(GPU, "nvidia") == UUID.replace("6b8a", "0000")
+
+
+def test_without_the_hosts_proc_its_own_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod of the device plugin has only its own, and needs the UUID: a container may have the GPU."""
+    own, host = tmp_path / "own", tmp_path / "host"
+    information(own)
+    monkeypatch.setattr(nvidia, "NVIDIA_GPUS", f"{own}/proc/driver/nvidia/gpus")
+    assert NvidiaGpus(HostRoot(str(host))).uuid(GPU, "nvidia") == UUID
+    (host / "proc").mkdir(parents=True)
+    assert NvidiaGpus(HostRoot(str(host))).uuid(GPU, "nvidia") is None
 
 
 @pytest.mark.parametrize("said", ["GPU-????????-????-????-????-????????????", "", "GPU-6b8a", f"{UUID}0"])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import grpc
 
+from gpuactors_simulation.host.kernel import NVIDIA, uuid_of
 from tests.node.cluster import CLAIMS, NODES, PODS, SLICES, Api, ApiError, Object, kubelet_dir, node_name
 from tests.node.rules import Fault, Look, Record
 from tests.support.grpcio_proto import ProtoFile
@@ -115,8 +116,13 @@ class Books:
         owners = self._host.owners()
         return Look(
             time.monotonic(), published.capacity, published.allocatable, published.requests, _allocated(), _healthy(),
-            published.claimed, published.offered, owners, self._usable(owners), api_answers,
+            published.claimed, published.offered, owners, self._usable(owners), api_answers, self._addresses(),
         )  # fmt: skip
+
+    def _addresses(self) -> dict[str, str]:
+        """By the IDs of NVIDIA's device plugin for containers."""
+        with self._host.lock:
+            return {uuid_of(name): name for name in self._host.tree.functions}
 
     def _usable(self, owners: Mapping[int, frozenset[str]]) -> dict[str, bool]:
         with self._host.lock:
@@ -129,6 +135,7 @@ class Books:
                 members = tree.group_members(spec.group) if spec.group is not None else frozenset()
                 viable = all(tree.driver_of(member) in {None, *VFIO} for member in members)
                 found[name] = tree.driver_of(name) in VFIO and viable and spec.group not in owners
+                found[uuid_of(name)] = tree.driver_of(name) == NVIDIA
             for device in tree.mediated.devices:
                 found[device.name] = device.vfio is not None and device.group not in owners
             return found

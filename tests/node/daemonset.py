@@ -21,7 +21,7 @@ import yaml
 from tests.deploy.chart import template
 from tests.deploy.manifests import DEPLOY
 from tests.node.cluster import PODS, Api, Object, api_server_for_pods, eventually, kubectl
-from tests.node.fake_host import HOST
+from tests.node.fake_host import BACKING, HOST
 from tests.node.lane import LANE_VARIABLE
 from tests.support.patience import patient
 
@@ -51,6 +51,9 @@ _HOST_PATHS: Final = {
     "/etc/nvidia-imex": HOST / "etc/nvidia-imex",
     "/run/nvidia-imex": HOST / "run/nvidia-imex",
 }
+
+_OF_DRIVER: Final = "nvidias-driver"
+"""The volume of what NVIDIA's driver says in /proc."""
 
 Environment = Mapping[str, str]
 
@@ -193,10 +196,16 @@ def host_patch(daemonset: Object, environment: Environment) -> Object:
         for volume in pod["volumes"]
         if volume.get("hostPath", {}).get("path") in _HOST_PATHS
     ]
-    container = {
+    container: Object = {
         "name": pod["containers"][0]["name"],
         "env": [{"name": name, "value": value} for name, value in variables.items()],
     }
+    if not any(volume.get("hostPath", {}).get("path") == "/proc" for volume in pod["volumes"]):
+        # A real pod's own /proc has the directory of NVIDIA's driver; the fake one is a mount that only the node's has.
+        volumes.append({"name": _OF_DRIVER, "hostPath": {"path": str(BACKING / "proc/driver/nvidia")}})
+        container["volumeMounts"] = [
+            {"name": _OF_DRIVER, "mountPath": "/host/proc/driver/nvidia", "readOnly": True}
+        ]
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",

@@ -9,7 +9,7 @@ the slices know the same devices.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, final
 
 GRACE_S: Final = 8.0
@@ -42,9 +42,16 @@ class Look:
     owners: Mapping[int, frozenset[str]]
     """Who has each group open: pods, and processes of none."""
     usable: Mapping[str, bool]
-    """Each function of the host: it is on vfio, its group is viable and open in no process."""
+    """Each function of the host: it is on vfio, its group is viable and open in no process. Each GPU by its UUID: it is
+    on NVIDIA's driver."""
     api_answers: bool = True
     """False: node, requests, claims and slices are those of the last look that had an API server."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """The PCI addresses of the devices that another plugin lists by IDs of its own."""
+
+    def is_at(self, device: str) -> str:
+        """The PCI address of a device, by its ID in any list."""
+        return self.addresses.get(device, device)
 
     def of_pods(self, resource: str) -> frozenset[str]:
         """The devices of a resource that pods have."""
@@ -52,10 +59,10 @@ class Look:
 
     def could_have(self, resource: str) -> frozenset[str]:
         """The devices of a resource that kubelet may give, and that a new pod could really use."""
-        taken = {device for pairs in (self.allocated or {}).values() for _, device in pairs}
+        taken = {self.is_at(device) for pairs in (self.allocated or {}).values() for _, device in pairs}
         taken |= {device for _, device in self.claimed}
         healthy = (self.healthy or {}).get(resource, frozenset())
-        return frozenset(d for d in healthy - taken if self.usable.get(d, False))
+        return frozenset(d for d in healthy if self.is_at(d) not in taken and self.usable.get(d, False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,7 @@ def broken(look: Look) -> list[Wrong]:
     owners: dict[str, set[str]] = {}
     for pairs in (look.allocated or {}).values():
         for pod, device in pairs:
-            owners.setdefault(device, set()).add(f"pod {pod}")
+            owners.setdefault(look.is_at(device), set()).add(f"pod {pod}")
     for claim, device in look.claimed:
         owners.setdefault(device, set()).add(f"claim {claim}")
     wrong = [Wrong(f"{device} belongs to {sorted(by)}") for device, by in owners.items() if len(by) > 1]
@@ -114,7 +121,7 @@ def unsettled(look: Look) -> list[Wrong]:
         if look.api_answers:
             wrong += _of_status(look, resource)
     if look.api_answers:
-        of_pods = frozenset[str]().union(*(look.of_pods(resource) for resource in look.allocated))
+        of_pods = {look.is_at(device) for resource in look.allocated for device in look.of_pods(resource)}
         wrong += [
             Wrong(f"{device} of a pod is offered to claims") for device in sorted(of_pods & look.offered)
         ]
@@ -136,9 +143,9 @@ def _why_not(look: Look, device: str) -> str:
         f"pod {pod} has it"
         for pairs in (look.allocated or {}).values()
         for pod, one in pairs
-        if one == device
+        if look.is_at(one) == look.is_at(device)
     ]
-    others += [f"claim {claim} has it" for claim, one in look.claimed if one == device]
+    others += [f"claim {claim} has it" for claim, one in look.claimed if one == look.is_at(device)]
     return ", ".join(others) or "it is not on vfio, its group is not viable, or a process has it open"
 
 

@@ -1,6 +1,8 @@
 """Reads the text of NVIDIA's driver about each GPU: the UUID, by which NVIDIA's device plugin names one to kubelet; the
 minor number of its device node, which containers get; and whether it is divided into parts (MIG).
 
+A pod without the host's `/proc` reads its own: what is not of a process is the kernel's, and the same in each.
+
 The text of each is read once for each bind: the driver wakes the GPU for a reader, and takes its own locks
 (kernel-open/nvidia/nv-procfs.c, nv_procfs_read_gpu_info). Runs where the inspection of the function runs. Must not
 decide whose a GPU is.
@@ -51,7 +53,7 @@ class NvidiaGpus:
         """Return whether the GPU is divided into MIG devices. None and errors as for `uuid`."""
         if not (minor := self._read(address, driver)[1]):
             return None
-        path = self._root.real(f"{NVIDIA_CAPABILITIES}/gpu{minor}/mig")
+        path = self._real(f"{NVIDIA_CAPABILITIES}/gpu{minor}/mig")
         try:
             return any(name.startswith("gi") for name in os.listdir(path))
         except OSError as error:
@@ -63,7 +65,7 @@ class NvidiaGpus:
         if driver != DRIVER:
             self._cached.pop(address, None)
             return "", ""
-        path = self._root.real(f"{NVIDIA_GPUS}/{address}/information")
+        path = self._real(f"{NVIDIA_GPUS}/{address}/information")
         try:
             inode = os.stat(path).st_ino
             cached = self._cached.get(address)
@@ -78,3 +80,7 @@ class NvidiaGpus:
         if uuid:
             self._cached[address] = inode, uuid, minor
         return uuid, minor
+
+    def _real(self, path: str) -> str:
+        """Return where this process reads a path below `/proc` that is of no process."""
+        return self._root.real(path) if os.path.isdir(self._root.real("/proc")) else path

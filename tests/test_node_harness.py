@@ -25,6 +25,7 @@ from tests.vm.commands import ProvisionError
 def test_a_device_of_a_slice_is_named_by_its_address_or_uuid() -> None:
     assert key_of("gpu-0000-23-00-0") == "0000:23:00.0"
     assert key_of("mdev-83b8f4f2-509f-382f-3c1e-e6bfe0fa1001") == "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
+    assert key_of("gpu-vfio-1") == key_of("gpu-1") == ""
 
 
 def test_the_releases_of_the_programs_are_named(tmp_path: Path) -> None:

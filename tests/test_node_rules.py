@@ -142,6 +142,23 @@ def test_what_an_ended_plugin_has_left_is_no_capacity_until_it_is_another() -> N
     assert without_ended(had, {other: 1}) == left.capacity
 
 
+def test_a_gpu_that_two_plugins_list_by_ids_of_their_own_is_one_gpu() -> None:
+    gpu, uuid = "nvidia.com/gpu", "GPU-24980b94-1cbb-5b64-a107-dd7d9b550db4"
+    beside = replace(
+        TRUE, allocatable={H: 2, gpu: 1}, capacity={H: 2, gpu: 1},
+        healthy={**(TRUE.healthy or {}), gpu: frozenset({uuid})}, usable={**TRUE.usable, uuid: True},
+        addresses={uuid: "0000:25:00.0"},
+    )  # fmt: skip
+    assert unsettled(beside) == []
+    both = replace(
+        beside, requests={H: 1, gpu: 1}, allocated={**(TRUE.allocated or {}), gpu: (("default/c-1", uuid),)},
+        addresses={uuid: A},
+    )  # fmt: skip
+    assert f"{A} belongs to ['pod default/c-1', 'pod default/vm-1']" in said(broken(both))
+    left = replace(beside, usable={**TRUE.usable, uuid: False})
+    assert any(f"kubelet would give {uuid}" in one for one in said(unsettled(left)))
+
+
 # --- many looks -----------------------------------------------------------------------------------------------------
 
 

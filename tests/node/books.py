@@ -86,22 +86,26 @@ class Books:
             for part in ("capacity", "allocatable")
         )
         return _Published(
-            capacity, allocatable, _requests(pods), tuple(self._claimed(claims)), frozenset(_offered(slices)),
+            capacity, allocatable, _requests(pods), tuple(self._claimed(claims, slices)), frozenset(_offered(slices)),
         )  # fmt: skip
 
-    def _claimed(self, claims: list[Object]) -> Iterator[tuple[str, str]]:
+    def _claimed(self, claims: list[Object], slices: list[Object]) -> Iterator[tuple[str, str]]:
+        addresses = _addresses_of(slices)
         for claim in claims:
             status = claim.get("status", {})
             if not status.get("reservedFor"):
                 continue
             for result in status.get("allocation", {}).get("devices", {}).get("results", ()):
-                if result["driver"] == DRIVER and not result.get("adminAccess"):
-                    name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
-                    device = str(result["device"])
-                    yield name, self._key_of_theirs(device) if _THEIRS.match(device) else key_of(device)
+                driver, device = str(result["driver"]), str(result["device"])
+                key = key_of(device) or addresses.get((driver, device)) or self._key_of_theirs(driver, device)
+                if key and not result.get("adminAccess"):
+                    yield f"{claim['metadata']['namespace']}/{claim['metadata']['name']}", key
 
-    def _key_of_theirs(self, device: str) -> str:
-        """The PCI address of a name by NVIDIA's driver: by the GPU's node, or by the order of sysfs."""
+    def _key_of_theirs(self, driver: str, device: str) -> str:
+        """The PCI address of a name by NVIDIA's driver, whose slice is gone: by the GPU's node, or by the order of
+        sysfs."""
+        if driver != DRIVER or not _THEIRS.match(device):
+            return ""
         with self._host.lock:
             if device.startswith("gpu-vfio-"):
                 return self._host.gpus()[int(device.removeprefix("gpu-vfio-"))]
@@ -214,20 +218,30 @@ def _requests(pods: list[Object]) -> Mapping[str, int]:
     return dict(total)
 
 
+def _addresses_of(slices: list[Object]) -> dict[tuple[str, str], str]:
+    """The PCI address of each device that a driver says it of, by driver and name."""
+    found: dict[tuple[str, str], str] = {}
+    for one in slices:
+        for device in one["spec"].get("devices", ()):
+            said = device.get("attributes", {}).get("resource.kubernetes.io/pciBusID", {}).get("string", "")
+            found[one["spec"]["driver"], device["name"]] = said
+    return found
+
+
 def _offered(slices: list[Object]) -> Iterator[str]:
     for one in slices:
-        if one["spec"]["driver"] == DRIVER:
-            ours = (d for d in one["spec"].get("devices", ()) if not _THEIRS.match(d["name"]))
-            yield from (key_of(d["name"]) for d in ours if not d.get("taints"))
+        for device in one["spec"].get("devices", ()):
+            if (key := key_of(device["name"])) and not device.get("taints"):
+                yield key
 
 
 def key_of(device: str) -> str:
-    """What kubelet has for the name of a device of a slice: the PCI address of `gpu-0000-23-00-0`, the UUID of
-    `mdev-83b8f4f2-509f-382f-3c1e-e6bfe0fa1001`."""
+    """What kubelet has for a device of gpuactors in a slice: the PCI address of `gpu-0000-23-00-0`, the UUID of
+    `mdev-83b8f4f2-509f-382f-3c1e-e6bfe0fa1001`. Empty for a name by another driver."""
     if device.startswith("mdev-"):
         return device.removeprefix("mdev-")
-    domain, bus, slot, function = device.removeprefix("gpu-").split("-")
-    return f"{domain}:{bus}:{slot}.{function}"
+    match = re.fullmatch(r"gpu-([0-9a-f]{4,})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])", device)
+    return f"{match[1]}:{match[2]}:{match[3]}.{match[4]}" if match is not None else ""
 
 
 @final

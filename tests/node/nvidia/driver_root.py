@@ -8,6 +8,7 @@ would give it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import stat
@@ -96,8 +97,9 @@ def mock_config(host: FakeHost) -> dict[str, Any]:
     with host.lock:
         gpus = {address: host.tree.driver_of(address) for address in host.gpus()}
         minors = host.kernel.minors
-    free = (number for number in range(len(gpus)) if number not in minors.values())
     numbers = {address: minors[address] for address, driver in gpus.items() if driver == NVIDIA}
+    taken = frozenset(numbers.values())
+    free = (number for number in itertools.count() if number not in taken)
     numbers |= {address: next(free) for address in sorted(gpus) if address not in numbers}
     return {
         "version": "1.0",

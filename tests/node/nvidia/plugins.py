@@ -85,6 +85,9 @@ class Plugin:
         templates = Path(os.environ["K8S_DIR"], "domains/root/templates")
         command = ("bash", "-c", _ENTER, "bash", str(HOST / "sys"), str(templates),
                    str(directory() / self.program), *arguments)  # fmt: skip
+        templates.mkdir(
+            parents=True, exist_ok=True
+        )  # without a compute domain there is none, and none is used
         LOGS.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._began = log.tell()
@@ -133,7 +136,7 @@ class Plugin:
 class NvidiasDriver:
     """NVIDIA's DRA driver on the node: its two kubelet plugins, and what they leave."""
 
-    def __init__(self, api: Api, host: FakeHost, variables: Mapping[str, str]) -> None:
+    def __init__(self, api: Api, host: FakeHost, variables: Mapping[str, str], gates: str) -> None:
         self._api = api
         self._host = host
         common = {
@@ -143,7 +146,7 @@ class NvidiasDriver:
             "KUBELET_REGISTRAR_DIRECTORY_PATH": str(kubelet_dir() / "plugins_registry"),
             "HOST_ROOT": "/",
         }  # fmt: skip
-        self.gpus = Plugin(GPU_PLUGIN, {**common, "FEATURE_GATES": GATES[GPU_PLUGIN]})
+        self.gpus = Plugin(GPU_PLUGIN, {**common, "FEATURE_GATES": gates})
         self.domains = Plugin(DOMAIN_PLUGIN, common)
 
     def start(self, *plugins: Plugin) -> None:
@@ -183,12 +186,12 @@ class NvidiasDriver:
 
 
 @contextmanager
-def nvidias_driver(api: Api, host: FakeHost) -> Iterator[NvidiasDriver]:
+def nvidias_driver(api: Api, host: FakeHost, gates: str = GATES[GPU_PLUGIN]) -> Iterator[NvidiasDriver]:
     """NVIDIA's driver can be started while the context is open; its classes are there. At the end nothing of it is
-    left: processes, slices, state, CDI files."""
+    left: processes, slices, state, CDI files. `gates`: of the plugin of GPUs."""
     with ExitStack() as stack:
         variables = stack.enter_context(driver_root(host))
-        driver = NvidiasDriver(api, host, variables)
+        driver = NvidiasDriver(api, host, variables, gates)
         stack.callback(_forget, api)
         stack.callback(driver.kill)
         for name, kind in _SELECTED.items():

@@ -6,6 +6,7 @@ from gpuactors.core.events.daemon import HandOverRequested, Ticked
 from gpuactors.core.events.partitions import (
     PartitionQueryFailed,
 )
+from gpuactors.core.partitions.machine import QUERY_S
 from gpuactors.core.reports.snapshot import project
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.effects import Level, Ready, Refused
@@ -23,6 +24,23 @@ def test_a_container_starts_when_its_partition_is_active() -> None:
     assert found == [Ready()]
     assert board.active
     assert board.partitions.records[PAIR].state is PartitionState.ACTIVE
+
+
+def test_a_call_that_comes_while_a_query_is_under_way_waits_for_the_next_one() -> None:
+    """The daemon ended by a KeyError: a call that only requests inspections is not told to the partitions at once."""
+    board = Board({key(1): "vm-1", key(2): "vm-1"})
+    board.started()
+    assert board.settled() == [Ready()]
+    board.feed(Ticked(), after_s=QUERY_S)
+    query = board.partitions.query
+    assert query > board.partitions.answered
+    board.silent = True
+    assert board.asked() == []
+    assert board.one_done() == []
+    board.silent = False
+    assert board.partitions.query == query + 1
+    assert board.inspected_both() == []
+    assert board.one_done() == [Ready()]
 
 
 def test_a_call_that_comes_before_the_first_list_is_not_answered_by_that_list() -> None:

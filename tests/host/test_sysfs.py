@@ -382,6 +382,7 @@ def test_what_vanishes_while_it_is_read_is_not_there(tree: HostTree, moment: str
 def test_a_group_that_vanishes_with_its_function_is_no_fault(tree: HostTree) -> None:
     tree.plug(GPU)
     bars = tree.device_dir(GPU.address) / "resource"  # read after its presence and before its group
+    bars.unlink(missing_ok=True)
     os.mkfifo(bars)
     assert look_during(reader(tree), bars, H100_BARS.encode(), lambda: tree.unplug(GPU.address)) == ()
 

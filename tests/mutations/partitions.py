@@ -12,6 +12,13 @@ _ORDERS: Final = "tests/core/partitions/test_small_world.py::test_every_order_of
 
 PARTITIONS: Final = (
     Mutation(
+        "a query counts for a call that came after it was requested",
+        "core/fabric.py",
+        "            partitions = machine.with_users(partitions, _users(state, replace(partitions, shown=shown)))\n",
+        "            partitions = replace(partitions, users=_users(state, replace(partitions, shown=shown)))\n",
+        "tests/core/test_fabric.py::test_a_call_that_comes_while_a_query_is_under_way_waits_for_the_next_one",
+    ),
+    Mutation(
         "one query is proof enough",
         _MACHINE,
         "WITNESSES: Final = 2\n",

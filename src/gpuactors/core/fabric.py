@@ -86,7 +86,7 @@ def _queried(state: NodeState, partitions: Partitions, query: int, known: KnownS
     if shown or not (known.partitions or known.problems):
         if partitions.users is not None:
             # First: only devices in a known partition count, and the list may name more of an owner's.
-            partitions = replace(partitions, users=_users(state, replace(partitions, shown=shown)))
+            partitions = machine.with_users(partitions, _users(state, replace(partitions, shown=shown)))
         return machine.queried(partitions, query, shown, at)
     reason = "; ".join(first_of(state.known_sets.problems))
     return machine.stepped(partitions, PartitionQueryFailed(query, reason), at)

@@ -34,6 +34,7 @@ class Board(Core):
         self.lists = True
         self.problems: tuple[str, ...] = ()
         self.done: list[Goal] = []
+        self.last = Token(0)
         self.ledger = dict(pods)
         self.feed(Ticked(), after_s=60.0)
         self.feed(PartitionIntentsRead(intents))
@@ -43,9 +44,18 @@ class Board(Core):
         assert self.state.partitions is not None
         return self.state.partitions
 
+    def asked(self) -> list[Answer]:
+        """What is answered when the first two GPUs' container is to start, before anything else is known."""
+        self.last = Token(self.last + 1)
+        return self.answers(PreStartAsked(self.last, H100, (DeviceId(key(1)), DeviceId(key(2)))))
+
     def started(self) -> list[Answer]:
-        """What is answered when the first two GPUs' container is to start, before any query comes back."""
-        found = self.answers(PreStartAsked(Token(1), H100, (DeviceId(key(1)), DeviceId(key(2)))))
+        """As `asked`, and when its GPUs have been inspected, before any query comes back."""
+        return self.asked() + self.inspected_both()
+
+    def inspected_both(self) -> list[Answer]:
+        """What is answered when the two GPUs have been inspected."""
+        found: list[Answer] = []
         for number in (1, 2):
             address = function_address(key(number))
             found += self.answers(self.inspected(address, self.state.host.functions[address]))

@@ -69,13 +69,18 @@ _NOT_LET_GO: Final = frozenset({_S.RELEASING, _S.DEACTIVATING})
 
 
 def users_changed(partitions: Partitions, users: Users | None, at: float) -> Partitions:
-    """Return the partitions with these users; None if they are not known."""
+    """Return the partitions after a change of their users; None if they are not known."""
+    return _settled(with_users(partitions, users), at)
+
+
+def with_users(partitions: Partitions, users: Users | None) -> Partitions:
+    """Return the partitions with these users, each call with the first query that is requested after it."""
     if users is None:
-        return _settled(replace(partitions, users=None), at)
+        return replace(partitions, users=None)
     tokens = {owner.asks for owner in users.owners.values() if owner.asks}
     # A query that is under way may have been answered by the fabric manager before its restart.
     asked = {token: partitions.asked.get(token, partitions.query + 1) for token in sorted(tokens)}
-    return _settled(replace(partitions, users=users, asked=asked), at)
+    return replace(partitions, users=users, asked=asked)
 
 
 def stepped(partitions: Partitions, event: Applied, at: float) -> Partitions:

@@ -28,6 +28,7 @@ from msgspec import structs
 
 from gpuactors import limits
 from gpuactors.acts.disk import Disk, KeptDirectory, replace, temporary_of, unlink_if_there
+from gpuactors.acts.theirs import FILE_NAME as THEIR_FILE_NAME
 from gpuactors.acts.theirs import TheirClaims, frozen_json
 from gpuactors.core.claims.checkpoint import (
     VERSION,
@@ -52,7 +53,7 @@ one must not fill up with them."""
 
 FILE_NAME: Final = "gpuactors-checkpoint.json"
 
-OLD_FILE_NAME: Final = "checkpoint.json"
+OLD_FILE_NAME: Final = THEIR_FILE_NAME
 """The name up to version 0.1, and that of NVIDIA's driver."""
 
 _CORRUPT: Final = f"{FILE_NAME}.corrupt-"

@@ -24,7 +24,7 @@ from gpuactors import limits
 from gpuactors.acts.disk import Disk, unlink_if_there
 from gpuactors.core.claims import theirs
 from gpuactors.core.claims.checkpoint import Theirs
-from gpuactors.core.claims.theirs import TheirClaim, TheirDevice
+from gpuactors.core.claims.theirs import TheirCheckpoint, TheirClaim, TheirDevice
 from gpuactors.core.state.claims import (
     ClaimedGpu,
     DomainReservation,
@@ -39,7 +39,10 @@ from gpuactors.core.values.model import DeviceKey, device_key, function_address
 from gpuactors.core.values.names import is_label
 from gpuactors.decoding import decode_json, without_deep
 from gpuactors.host.places import Places
+from gpuactors.ports.errors import StateFileError
 from gpuactors.process.plain_files import NotPlainError
+
+FILE_NAME: Final = "checkpoint.json"
 
 STAYS: Final = "NVIDIA's DRA driver has prepared it: its driver stays as it is"
 """The reason why a taken-over GPU keeps its driver when its claim ends."""
@@ -92,6 +95,31 @@ def cdi_path(cdi_dir: str, driver: str, uid: ClaimUid) -> str:
 def _metadata_path(cdi_dir: str, driver: str, uid: ClaimUid, request: str) -> str:
     """Return the CDI file of the metadata of one request."""
     return os.path.join(cdi_dir, f"{driver}_metadata_{uid}_{request}.json")
+
+
+def prepared_by(disk: Disk, plugin_dir: str, driver: str, boot_id: str) -> tuple[str, tuple[ClaimUid, ...]]:
+    """Return the path of NVIDIA's checkpoint, and the claims that its driver would take for prepared: none where there
+    is no such file, or it is of another boot. Raises `StateFileError` if that is not known."""
+    path = os.path.join(plugin_dir, FILE_NAME)
+    try:
+        content = disk.read(path, limits.CLAIMS_FILE_MAX_BYTES)
+        if theirs.whose(content) is not theirs.Whose.THEIRS:
+            raise ValueError("it has another form")
+        checkpoint = _decoded(content, driver)
+    except (FileNotFoundError, NotADirectoryError):
+        return path, ()
+    except OSError as error:
+        raise StateFileError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise StateFileError(f"{path} is no checkpoint of NVIDIA's driver: {error}") from None
+    is_of_this_boot = checkpoint.boot_id in ("", boot_id)
+    return path, tuple(claim.name.uid for claim in checkpoint.claims) if is_of_this_boot else ()
+
+
+def _decoded(content: bytes, driver: str) -> TheirCheckpoint:
+    """Decode their checkpoint. Raises `ValueError`."""
+    fields = msgspec.to_builtins(decode_json(without_deep(content, _DEPTH_MAX), _Checkpoint))
+    return theirs.decoded(frozen_json(fields), driver)
 
 
 _METADATA_DIR: Final = "dra-device-metadata"
@@ -156,8 +184,7 @@ class TheirClaims:
         """Decode their checkpoint for this boot. Raises `ValueError`; `OSError` or `HostShortError` where what is
         needed beside it cannot be read now."""
         checksum = f"sha256:{sha256(content).hexdigest()}"
-        fields = msgspec.to_builtins(decode_json(without_deep(content, _DEPTH_MAX), _Checkpoint))
-        checkpoint = theirs.decoded(frozen_json(fields), self._driver)
+        checkpoint = _decoded(content, self._driver)
         if checkpoint.boot_id not in ("", boot_id):
             return Theirs(checksum, ())
         has_boot = checkpoint.boot_id != ""

@@ -177,6 +177,11 @@ def explain(address: str, output: str, **flags: object) -> None:
     help="Before installation: check only the host and other plugins; expect no daemon.",
 )
 @click.option(
+    "--before-nvidia",
+    is_flag=True,
+    help="Before NVIDIA's DRA driver is started on this node: check that nothing here is in use.",
+)
+@click.option(
     "--wait",
     "wait_s",
     type=click.FloatRange(min=0),
@@ -190,7 +195,9 @@ def explain(address: str, output: str, **flags: object) -> None:
     help="KubeVirt's custom resource, as kubectl prints it; - is standard input. Check what it permits.",
 )
 @_output(Format.TEXT, Format.JSON, Format.YAML)
-def doctor(pre: bool, wait_s: float, kubevirt: str | None, output: str, **flags: object) -> None:
+def doctor(
+    pre: bool, before_nvidia: bool, wait_s: float, kubevirt: str | None, output: str, **flags: object
+) -> None:
     """Find the problems of this node, and name the remedies.
 
     It checks the IOMMU, drivers, nodes, kubelet, the daemon, claims, and what KubeVirt must permit. Each finding is
@@ -199,8 +206,17 @@ def doctor(pre: bool, wait_s: float, kubevirt: str | None, output: str, **flags:
     """
     from gpuactors.cli.doctor.run import examined
 
+    if pre and before_nvidia:
+        raise click.UsageError(
+            "--pre expects no daemon, and --before-nvidia asks the running one: give one of them"
+        )
     examination = examined(
-        resolved(flags), pre=pre, progress=Progress(sys.stderr), wait_s=wait_s, kubevirt=kubevirt
+        resolved(flags),
+        pre=pre,
+        progress=Progress(sys.stderr),
+        wait_s=wait_s,
+        kubevirt=kubevirt,
+        before_nvidia=before_nvidia,
     )
     if output == Format.TEXT:
         click.echo(examination.text(_columns(), colour=wants_colour(sys.stdout, os.environ)))

@@ -35,6 +35,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "doctor": (
         ("gpuactors doctor", "problems of this node, and remedies"),
         ("gpuactors doctor --pre", "on a host, before installation"),
+        ("gpuactors doctor --before-nvidia", "before NVIDIA's DRA driver starts"),
         ("gpuactors doctor --wait 60", "after an update: until nothing fails"),
         ("gpuactors doctor --kubevirt FILE", "also what KubeVirt permits"),
         ("gpuactors doctor -o json", "for programs"),

@@ -185,7 +185,7 @@ def test_a_remedy_belongs_to_what_is_wrong() -> None:
 
 def test_every_check_is_seeded() -> None:
     """Each is expected as a WARN or FAIL somewhere, but for the one that is only a hint."""
-    names = ("host", "node", "preflight", "kubevirt", "grace")
+    names = ("host", "node", "preflight", "kubevirt", "grace", "way_back")
     seeded = "".join(Path(__file__).with_name(f"test_{name}.py").read_text() for name in names)
     expected = set(re.findall(r"Check\.(\w+),\s+(?:WARN|FAIL|level)\b", seeded))
     assert expected == {check.name for check in Check} - {"LOCKED_MEMORY"}

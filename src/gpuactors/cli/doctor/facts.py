@@ -99,6 +99,16 @@ class Claims(Struct, frozen=True):
     """The newer checkpoints in these directories."""
 
 
+class TheirFile(Struct, frozen=True):
+    """The checkpoint of NVIDIA's DRA driver."""
+
+    path: str
+    driver: str
+    """The name of the DRA driver, which is that of gpuactors as well."""
+    claims: tuple[str, ...]
+    """The UIDs of the claims that are prepared by this file, in this boot."""
+
+
 class ApiServer(Struct, frozen=True):
     """An API server that has answered every request."""
 
@@ -162,6 +172,8 @@ class Facts(Struct, frozen=True):
     preflight: Known[Preflight] | None = None
     runtimes: Known[tuple[Runtime, ...]] | None = None
     """The container runtimes' configurations, read where claims are wanted."""
+    before_nvidia: Known[tuple[TheirFile, ...]] | None = None
+    """NVIDIA's checkpoints of the drivers that are on; None without `--before-nvidia`."""
     kubevirt: Known[KubeVirt] | None = None
     """The custom resource KubeVirt, if the operator has given it (`--kubevirt`)."""
 

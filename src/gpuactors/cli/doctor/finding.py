@@ -93,12 +93,19 @@ class Check(StrEnum):
     PERMITTED_HOST_DEVICES = "PermittedHostDevices"
     """The resources that KubeVirt must permit: the report ends with the YAML to add. With `--kubevirt FILE`: it permits
     them, leaves them to gpuactors, and deletes no mediated device."""
+    NODE_DRAINED = "NodeDrained"
+    """With `--before-nvidia`: no claim or pod has a GPU or channel of this node, by the running daemon."""
+    NVIDIA_CHECKPOINT = "NvidiaCheckpoint"
+    """With `--before-nvidia`: no checkpoint of NVIDIA's DRA driver names claims that have ended."""
+    LEFT_ON_VFIO = "LeftOnVfio"
+    """With `--before-nvidia`: no GPU stays on vfio, where no container gets it."""
     STATE_DIRECTORY = "StateDirectory"
     """The state directory is writable, or can be made; the control socket's path is not too long."""
     JOURNAL_SPACE = "JournalSpace"
     """The disk of the state directory has room for the journal."""
 
 
+_BACK: Final = "docs/from-nvidia-dra-driver.md#back"
 _INSTALL: Final = "docs/install.md"
 _KUBELET: Final = "deploy/README.md#what-the-container-may-do"
 
@@ -135,6 +142,9 @@ DOCUMENTS: Final[Mapping[Check, str]] = {
     Check.DEVICE_CLASSES: "docs/dra.md#both-apis-on-one-node",
     Check.IMEX: "docs/compute-domains.md#what-gpuactors-reads-on-the-host",
     Check.PERMITTED_HOST_DEVICES: "docs/doctor.md#kubevirt",
+    Check.NODE_DRAINED: _BACK,
+    Check.NVIDIA_CHECKPOINT: _BACK,
+    Check.LEFT_ON_VFIO: _BACK,
     Check.STATE_DIRECTORY: "docs/security.md#files",
     Check.JOURNAL_SPACE: "docs/configuration.md",
 }

@@ -30,6 +30,7 @@ from gpuactors.cli.doctor.facts import (
     NoDaemon,
     Place,
     State,
+    TheirFile,
     Unknown,
     offers_by_both,
     wants_claims,
@@ -49,6 +50,7 @@ from gpuactors.core.values.own_resources import resource_of
 from gpuactors.daemon.about import node_of
 from gpuactors.daemon.app import sysfs_of
 from gpuactors.host import pci_ids, preflight, runtime, variants, vfio
+from gpuactors.host.boot import boot_id
 from gpuactors.host.egm import EgmReader
 from gpuactors.host.pod_cgroups import PodCgroups
 from gpuactors.host.reader import ThreadedReader
@@ -79,7 +81,12 @@ _NO_DOMAIN: Final = DomainUid("00000000-0000-0000-0000-000000000000")
 
 
 async def gather(
-    resolved: Resolved, *, pre: bool, progress: Progress, kubevirt: Known[KubeVirt] | None = None
+    resolved: Resolved,
+    *,
+    pre: bool,
+    progress: Progress,
+    kubevirt: Known[KubeVirt] | None = None,
+    before_nvidia: bool = False,
 ) -> Facts:
     """Read all facts. What may be well a moment later, as kubelet's list in the middle of a change, is read again
     then."""
@@ -125,6 +132,7 @@ async def gather(
         preflight=await reading.preflight(functions),
         runtimes=await reading.runtimes() if wants_claims(judged.config) else None,
         kubevirt=kubevirt,
+        before_nvidia=await reading.their_checkpoints() if before_nvidia else None,
     )
 
 
@@ -302,15 +310,13 @@ class _Reading:
     # --- what claims need ---------------------------------------------------------------------------------
 
     async def claims(self) -> Known[Claims]:
-        config, plugins = self._config, os.path.join(self._kubelet_dir, PLUGINS)
-        drivers = [config.driver_name] * (config.dra == "on")
-        drivers += [config.domains_driver] * (config.compute_domains != "off")
+        config, plugins = self._config, self._plugin_directories()
 
         def read() -> Claims:
             from gpuactors.acts.checkpoint import newer_checkpoint  # which other nodes do not need
             from gpuactors.acts.disk import RealDisk
 
-            directories = [os.path.join(plugins, driver) for driver in drivers]
+            directories = list(plugins.values())
             newer = filter(None, (newer_checkpoint(directory, RealDisk()) for directory in directories))
             return Claims(
                 cdi=_place(str(config.cdi_dir)),
@@ -320,6 +326,26 @@ class _Reading:
             )
 
         return await self._blocking("the directories of claims", read)
+
+    def _plugin_directories(self) -> dict[str, str]:
+        """Return the directory of each DRA driver that is on, by its name."""
+        config, plugins = self._config, os.path.join(self._kubelet_dir, PLUGINS)
+        drivers = [config.driver_name] * (config.dra == "on")
+        drivers += [config.domains_driver] * (config.compute_domains != "off")
+        return {driver: os.path.join(plugins, driver) for driver in drivers}
+
+    async def their_checkpoints(self) -> Known[tuple[TheirFile, ...]]:
+        directories = self._plugin_directories()
+
+        def read() -> tuple[TheirFile, ...]:
+            from gpuactors.acts.disk import RealDisk  # which other nodes do not need
+            from gpuactors.acts.theirs import prepared_by
+
+            boot, disk = boot_id(self._root), RealDisk()
+            found = {driver: prepared_by(disk, path, driver, boot) for driver, path in directories.items()}
+            return tuple(TheirFile(path, driver, uids) for driver, (path, uids) in found.items())
+
+        return await self._blocking("NVIDIA's checkpoints", read)
 
     async def api(self, node: str) -> Known[ApiServer]:
         async def read() -> ApiServer:

@@ -41,25 +41,46 @@ class Examined(Struct, frozen=True):
 
 
 def examined(
-    resolved: Resolved, *, pre: bool, progress: Progress, wait_s: float = 0.0, kubevirt: str | None = None
+    resolved: Resolved,
+    *,
+    pre: bool,
+    progress: Progress,
+    wait_s: float = 0.0,
+    kubevirt: str | None = None,
+    before_nvidia: bool = False,
 ) -> Examined:
     """Examine the node, and again until nothing is a FAIL, for at most `wait_s`. `progress` shows what is waited for.
-    `kubevirt`: the file with the custom resource KubeVirt, read once. Raises nothing: what cannot be read is a
+    `kubevirt`: the file with the custom resource KubeVirt, read once. `before_nvidia`: NVIDIA's DRA driver is to be
+    started on this node. Raises nothing: what cannot be read is a
     finding."""
     examine_it = partial(
-        examined_within, resolved, pre=pre, progress=progress, wait_s=wait_s, kubevirt=kubevirt
+        examined_within,
+        resolved,
+        pre=pre,
+        progress=progress,
+        wait_s=wait_s,
+        kubevirt=kubevirt,
+        before_nvidia=before_nvidia,
     )
     return trio.run(examine_it)
 
 
 async def examined_within(
-    resolved: Resolved, *, pre: bool, progress: Progress, wait_s: float, kubevirt: str | None = None
+    resolved: Resolved,
+    *,
+    pre: bool,
+    progress: Progress,
+    wait_s: float,
+    kubevirt: str | None = None,
+    before_nvidia: bool = False,
 ) -> Examined:
     """Do what `examined` does, in a running event loop."""
     custom_resource = await read_kubevirt(kubevirt, progress) if kubevirt is not None else None
     until = trio.current_time() + wait_s
     while True:
-        facts = await gather(resolved, pre=pre, progress=progress, kubevirt=custom_resource)
+        facts = await gather(
+            resolved, pre=pre, progress=progress, kubevirt=custom_resource, before_nvidia=before_nvidia
+        )
         node = Examined(facts, examine(facts))
         left_s = until - trio.current_time()
         if left_s <= 0 or not node.is_failed:

@@ -20,6 +20,7 @@ from gpuactors.cli.doctor.checks import (
     runtime,
     state,
     vfio,
+    way_back,
 )
 from gpuactors.cli.doctor.facts import Facts, offers_gpus
 from gpuactors.cli.doctor.finding import Finding
@@ -44,6 +45,7 @@ GROUPS: Final[tuple[tuple[str, Callable[[Facts], Iterator[Finding]]], ...]] = (
     ("claims", claims.check),
     ("runtime", runtime.check),
     ("KubeVirt", kubevirt.check),
+    ("way back", way_back.check),
     ("state", state.check),
 )
 

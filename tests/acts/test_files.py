@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuactors import limits
-from gpuactors.acts.disk import RealDisk
+from gpuactors.acts.disk import RealDisk, temporary_of
 from gpuactors.acts.files import ClaimFiles
 from gpuactors.core.claims import cdi
 from gpuactors.core.claims.files import ClaimContents
@@ -172,7 +172,17 @@ def test_what_a_container_would_be_started_with_goes_first() -> None:
     before = len(disk.operations)
     files(disk).remove(UID)
     unlinked = [o.split()[-1] for o in disk.operations[before:] if o.startswith("unlink")]
-    assert unlinked == [DEVICES, MOUNTS, THEIRS, METADATA]
+    left = [temporary_of(DEVICES), temporary_of(MOUNTS)]
+    assert unlinked == [DEVICES, MOUNTS, THEIRS, *left, METADATA]
+
+
+def test_removing_takes_along_what_a_write_that_failed_has_left() -> None:
+    """Found by a history: it stayed until the next start."""
+    disk = written()
+    for path in (DEVICES, MOUNTS):
+        disk.put(temporary_of(path), b"{")
+    files(disk).remove(UID)
+    assert disk.files == {}
 
 
 @pytest.mark.parametrize("uid", ["", "..", "../../etc", "a/b", "a\n", "-a", "a" * 64])

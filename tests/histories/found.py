@@ -503,6 +503,12 @@ FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
             "a pod with a claim comes+0.001; the daemon is told to stop; reads of the ledger take long+3; "
             "the checkpoint is lost; a card is pulled; a claim is deleted at the API server",
         ),
+        "the write of a claim's file fails after a crash, and the claim ends": (
+            5961405972,
+            "a pod with a claim comes; a daemon crashes@173; the checkpoint is corrupt; a card is pulled; "
+            "a card that was pulled comes back with another group number; a virtual machine ends by itself; "
+            "a daemon starts; the CDI files can not be removed+0.001",
+        ),
     }.items()
 }
 """On nodes with claims, each with the seed of the schedule that shows it; one may have vGPUs as well."""

@@ -36,6 +36,7 @@ from gpuactors.acts.disk import (
     json_text,
     put_unsynced,
     replace,
+    temporary_of,
     unlink_if_there,
 )
 from gpuactors.acts.theirs import remove_files
@@ -187,9 +188,12 @@ class ClaimFiles:
             return
         try:
             # First what a new container would be started with.
-            unlink_if_there(self._disk, self._devices_path(uid))
-            unlink_if_there(self._disk, self._mounts_path(uid))
+            paths = (self._devices_path(uid), self._mounts_path(uid))
+            for path in paths:
+                unlink_if_there(self._disk, path)
             remove_files(self._disk, self._cdi_dir, self._driver, self._plugin_dir, uid)
+            for path in paths:  # what a write that failed has left
+                unlink_if_there(self._disk, temporary_of(path))
             self._sync(self._cdi_dir)
             directory = self._claim_dir(uid)
             for name in self._names(directory):

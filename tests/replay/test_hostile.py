@@ -23,7 +23,7 @@ from gpuactors.core.events.host import (
 from gpuactors.core.events.kubelet import ForeignSocketsSeen, KubeletGone
 from gpuactors.core.values.model import DeviceId, ResourceName, Token, pci_address
 from gpuactors.replay.reading import JOURNAL_LINE_MAX_BYTES, Damage, JournalError
-from gpuactors.replay.run import PageError, TimeError
+from gpuactors.replay.run import PageError, PageFile, TimeError, replay
 from gpuactors.replay.text import Text
 from gpuactors_simulation.replay_page.page import Page
 from tests.core.builders import H100, gpu
@@ -231,6 +231,18 @@ def test_a_page_goes_to_standard_output(tmp_path: Path) -> None:
     (shown,) = Replayed(path, html="-").lines
     assert shown == (tmp_path / "page").read_text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["00000001.jsonl", "page"]
+
+
+def test_half_a_character_in_a_journal_is_no_error_of_standard_output(tmp_path: Path) -> None:
+    """`"\\ud800"` is JSON, and no UTF-8."""
+    (path,) = write(tmp_path, *story(events=12).steps)
+    half = {"add": lambda self, moment: None, "html": lambda self, tally: "\ud800"}
+    lines: list[str] = []
+    replay(
+        str(path), end=None, only_differences=False, page_file=PageFile("-", lambda _: type("Half", (), half)()),
+        json_lines=False, echo=lines.append,
+    )  # fmt: skip
+    assert [line.encode() for line in lines] == [b"\\ud800"]
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "device", "link to a file", "directory"])

@@ -115,11 +115,11 @@ def replay(
             names = "its ResourceSlice names the devices of compute domains"
         raise DeviceError(f"{selected} is in no state of this journal; {names}")
     if page is not None and page_file is not None:
-        text_of_page = page.html(tally)
+        content = page.html(tally).encode(errors="backslashreplace")  # a journal may have half a character
         if page_file.path == STANDARD_OUTPUT:
-            echo(text_of_page)
+            echo(content.decode())
         else:
-            _write(page_file.path, text_of_page)
+            _write(page_file.path, content)
             echo(f"{quoted(page_file.path)}: {tally}")
     elif not json_lines:
         for text_line in text.quiet_lines():
@@ -168,10 +168,10 @@ def _after(clear: Callable[[], None], echo: Callable[[str], None]) -> Callable[[
     return cleared
 
 
-def _write(path: str, text: str) -> None:
+def _write(path: str, content: bytes) -> None:
     """Write the page whole or not at all: a partial page cannot be told from a whole one. Raises `PageError`."""
     try:
-        replace_plain(path, text.encode(errors="backslashreplace"), 0o644)
+        replace_plain(path, content, 0o644)
     except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else exc
         raise PageError(

@@ -20,6 +20,7 @@ import grpc
 from gpuactors_simulation.host.kernel import NVIDIA, uuid_of
 from tests.node.cluster import CLAIMS, NODES, PODS, SLICES, Api, ApiError, Object, kubelet_dir, node_name
 from tests.node.rules import Fault, Look, Record
+from tests.support.background import in_background
 from tests.support.grpcio_proto import ProtoFile
 
 if TYPE_CHECKING:  # it loads libfuse, which whoever only judges does not need
@@ -159,14 +160,8 @@ class Sampler:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Samples while the context is open."""
-        over = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(over,), name="sampler", daemon=True)
-        thread.start()
-        try:
+        with in_background(self._watch, "sampler"):
             yield
-        finally:
-            over.set()
-            thread.join(timeout=30)
 
     @contextmanager
     def without(self, components: Collection[str]) -> Iterator[None]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -30,6 +31,7 @@ from tests.node.cluster import (
     node_name,
 )
 from tests.node.fake_host import BACKING
+from tests.support.background import in_background
 from tests.support.patience import patient
 
 LABEL: Final = "resource.nvidia.com/computeDomain"
@@ -150,14 +152,8 @@ class Steering:
     @contextmanager
     def steering(self) -> Iterator[None]:
         """Looks for new directories while the context is open."""
-        over = threading.Event()
-        thread = threading.Thread(target=self._run, args=(over,), name="steering", daemon=True)
-        thread.start()
-        try:
+        with in_background(self._run, "steering", end_s=patient(30)):
             yield
-        finally:
-            over.set()
-            thread.join(timeout=patient(30))
 
     def steer(self, uid: str, text: str) -> None:
         """Gives the fake IMEX daemon of a domain that is there other words."""
@@ -186,17 +182,11 @@ def asking_again(after: str = NOT_SEEN_YET) -> Iterator[None]:
     """Has kubelet ask again at once after an event with these words: by default where the API server's node authorizer
     has not yet seen that a claim is of a pod of this node. Kubelet itself asks again after 60 to 90 s. Any change of a
     pod makes it look at the pod."""
-    over = threading.Event()
-    thread = threading.Thread(target=_ask_again, args=(over, after), name="asking again", daemon=True)
-    thread.start()
-    try:
+    with in_background(partial(_ask_again, after), "asking again", end_s=patient(30)):
         yield
-    finally:
-        over.set()
-        thread.join(timeout=patient(30))
 
 
-def _ask_again(over: threading.Event, after: str) -> None:
+def _ask_again(after: str, over: threading.Event) -> None:
     api, version, asked = Api(), "", dict[str, float]()
     while not over.wait(_POLL_S):
         with suppress(OSError, http.client.HTTPException, ApiError, ValueError):  # half a line

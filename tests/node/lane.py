@@ -50,6 +50,7 @@ LINKED: Final = (
 
 PROGRAMS: Final = ("kubelet", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
 """Kubernetes' own: of one release, or of those that may run beside each other."""
+
 MOST_WORKERS: Final = 3
 """Nodes that can be added to a lane's own."""
 

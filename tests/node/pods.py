@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -11,6 +12,9 @@ IMAGE: Final = "registry.local/busybox:1"
 NAMESPACE: Final = "default"
 PATH: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
 LABEL: Final = "tests.node/tenant"
+OF_GAP: Final = ("no healthy devices present", "has been stopped")
+"""What kubelet says of a pod that it admits in the milliseconds between two daemons."""
+
 HOSTNAME: Final = "kubernetes.io/hostname"
 """The label of a Node by which a pod asks the scheduler for it."""
 
@@ -123,6 +127,30 @@ def stop(api: Api, name: str, *, grace_s: int | None = None, within_s: float | N
     """Deletes a pod, and waits until it is gone."""
     delete(api, name, grace_s=grace_s)
     wait_phase(api, name, "gone", within_s)
+
+
+def stream(
+    api: Api, prefix: str, resource: str, over: threading.Event, ran: list[str], failed: list[str], *,
+    node: str | None = None, begins_s: float | None = None,
+) -> None:  # fmt: skip
+    """Pods with a device, one after the other, until it is `over`: those that ran, and what kubelet said of those that
+    failed. `begins_s`: until a pod runs or has failed."""
+
+    def begun() -> Object | None:
+        pod = get(api, name)
+        return pod if phase(pod) in ("Running", "Failed") else None
+
+    number = 0
+    while not over.is_set():
+        number += 1
+        name = f"{prefix}-{number}"
+        create(api, tenant(name, {resource: 1}, node=node))
+        pod = _wait(begun, f"pod {name} to run or to fail", begins_s)
+        if phase(pod) == "Failed":
+            failed.append(told(pod))
+        else:
+            ran.append(name)
+        stop(api, name)
 
 
 def all_tenants(api: Api) -> list[Object]:

@@ -73,6 +73,7 @@ NO_DOMAINS: Final = "TEST_NODE_NO_DOMAINS"
 
 RELEASES: Final = "TEST_NODE_RELEASES"
 """Tells pytest the releases of Kubernetes' programs, for its table."""
+
 NO_PLUGINS: Final = "TEST_NODE_NO_PLUGINS"
 """Tells pytest that NVIDIA's kubelet plugins are not there."""
 

@@ -10,7 +10,6 @@ import urllib.request
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final, final
 
@@ -33,9 +32,6 @@ H: Final = H100_RESOURCE
 
 HAND_OVERS: Final = int(os.environ.get("TEST_HAND_OVERS", "2"))
 """Of the stream of pods; each takes some 15 s."""
-
-OF_GAP: Final = ("no healthy devices present", "has been stopped")
-"""What kubelet says of a pod that it admits between two daemons."""
 
 LANES: Final = 3
 """Of that stream."""
@@ -281,7 +277,9 @@ def test_a_stream_of_pods_in_rolling_updates(node: Node) -> None:
     node.excuse_no_plugin()
     gaps, over, ran, failed, made = len(kubelets_gaps()), threading.Event(), list[str](), list[str](), 0
     with ThreadPoolExecutor(LANES) as threads:
-        lanes = [threads.submit(stream, node, lane, over, ran, failed) for lane in range(LANES)]
+        lanes = [
+            threads.submit(pods.stream, node.api, f"vm-{lane}", H, over, ran, failed) for lane in range(LANES)
+        ]
         try:
             for number in range(HAND_OVERS):
                 node.update((OTHER_IMAGE, IMAGE)[number % 2])
@@ -296,7 +294,7 @@ def test_a_stream_of_pods_in_rolling_updates(node: Node) -> None:
     )
     for words in sorted(set(failed)):
         node.said(words)
-    assert all(any(of_gap in words for of_gap in OF_GAP) for words in failed), failed
+    assert all(any(of_gap in words for of_gap in pods.OF_GAP) for words in failed), failed
     assert len(failed) <= made * LANES, "a pod fails in a gap only"
     node.settled({H: 4})
 
@@ -343,26 +341,6 @@ def updated(node: Node, *updates: Callable[[], object]) -> None:
     assert max(gaps) < GAP_S, gaps
     posted = [fault for fault in node.sampler.faults() if fault.longest_s > POSTED_S]
     assert not posted, posted
-
-
-def stream(node: Node, lane: int, over: threading.Event, ran: list[str], failed: list[str]) -> None:
-    """Pods, one after the other: those that ran, and what kubelet said of those that failed."""
-    number = 0
-    while not over.is_set():
-        number += 1
-        name = f"vm-{lane}-{number}"
-        pods.create(node.api, pods.tenant(name, {H: 1}))
-        pod = eventually(partial(_begun, node, name), f"pod {name} to run or to fail")
-        if pods.phase(pod) == "Failed":
-            failed.append(pods.told(pod))
-        else:
-            ran.append(name)
-        pods.stop(node.api, name)
-
-
-def _begun(node: Node, name: str) -> Object | None:
-    pod = pods.get(node.api, name)
-    return pod if pods.phase(pod) in ("Running", "Failed") else None
 
 
 def image_of(daemon: Daemon) -> str:

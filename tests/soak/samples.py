@@ -22,6 +22,7 @@ from tests.node.claims import daemon_process
 from tests.node.cluster import Api, ApiError
 from tests.soak.audit import Requests
 from tests.soak.sample import Sample
+from tests.support.background import in_background
 
 EVERY_S: Final = 10.0
 JOURNAL: Final = Path("/var/lib/gpuactors/journal")
@@ -53,14 +54,8 @@ class Samples:
     @contextmanager
     def taking(self) -> Iterator[None]:
         """Samples while the context is open."""
-        over = threading.Event()
-        thread = threading.Thread(target=self._take, args=(over,), name="samples", daemon=True)
-        thread.start()
-        try:
+        with in_background(self._take, "samples"):
             yield
-        finally:
-            over.set()
-            thread.join(timeout=30)
 
     def _take(self, over: threading.Event) -> None:
         api = Api()

@@ -82,7 +82,7 @@ class Plugin:
     def start(self, *arguments: str) -> None:
         """Starts it, and does not wait."""
         assert self._process is None, f"{self.program} runs"
-        templates = Path(os.environ["K8S_DIR"], "domains/root/templates")
+        templates = Path(os.environ["K8S_DIR"], "domains", "root", "templates")
         command = ("bash", "-c", _ENTER, "bash", str(HOST / "sys"), str(templates),
                    str(directory() / self.program), *arguments)  # fmt: skip
         templates.mkdir(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -13,7 +12,7 @@ import yaml
 
 from tests.node import daemonset, pods
 from tests.node.claims import EXAMPLES, from_template, request
-from tests.node.cluster import CLASSES, SLICES, Api, Object, eventually
+from tests.node.cluster import CLASSES, SLICES, Api, eventually
 from tests.node.daemonset import IMAGE, OTHER_IMAGE
 from tests.node.several.member import Member
 from tests.node.several.nodes import ROLLED_OUT_S, H, Nodes
@@ -24,9 +23,6 @@ TEMPLATES: Final = f"/apis/resource.k8s.io/v1/namespaces/{pods.NAMESPACE}/resour
 
 LATE_S: Final = patient(90.0)
 """After so long at most kubelet tries again by itself."""
-
-OF_GAP: Final = ("no healthy devices present", "has been stopped")
-"""What kubelet says of a pod that it admits in the milliseconds between two daemons."""
 
 
 def slices(api: Api) -> dict[str, tuple[str, frozenset[str]]]:
@@ -142,7 +138,20 @@ def test_pods_with_gpus_all_the_time_of_a_rolling_update(nodes: Nodes) -> None:
     it admits in the milliseconds between two daemons. No pod is late."""
     over, ran, failed = threading.Event(), list[str](), list[str]()
     with ThreadPoolExecutor(len(nodes.members)) as threads:
-        streams = [threads.submit(stream, nodes, one, over, ran, failed) for one in nodes.members]
+        streams = [
+            threads.submit(
+                pods.stream,
+                nodes.api,
+                f"vm-{one.number}",
+                H,
+                over,
+                ran,
+                failed,
+                node=one.name,
+                begins_s=LATE_S,
+            )
+            for one in nodes.members
+        ]
         try:
             for image in (OTHER_IMAGE, IMAGE):
                 nodes.set_image(image)
@@ -155,30 +164,9 @@ def test_pods_with_gpus_all_the_time_of_a_rolling_update(nodes: Nodes) -> None:
     for words in failed:
         nodes.said(words)
     assert ran
-    assert all(any(of_gap in words for of_gap in OF_GAP) for words in failed), failed
+    assert all(any(of_gap in words for of_gap in pods.OF_GAP) for words in failed), failed
     assert len(failed) <= 2 * len(nodes.members), failed
     for one in nodes.members:
         lines = nodes.daemon(one).log()
         refused = [line for line in lines if line["event"] in ("call.refused", "claim.refused")]
         assert not refused, refused
-
-
-def stream(nodes: Nodes, of: Member, over: threading.Event, ran: list[str], failed: list[str]) -> None:
-    """Pods of a node, one after the other: those that ran, and what kubelet said of those that failed."""
-    number = 0
-    while not over.is_set():
-        number += 1
-        name = f"vm-{of.number}-{number}"
-        pods.create(nodes.api, pods.tenant(name, {H: 1}, node=of.name))
-        pod = eventually(partial(begun, nodes.api, name), f"pod {name} to run or to fail", LATE_S)
-        if pods.phase(pod) == "Failed":
-            failed.append(pods.told(pod))
-        else:
-            ran.append(name)
-        pods.stop(nodes.api, name)
-
-
-def begun(api: Api, name: str) -> Object | None:
-    """A pod that runs or has failed."""
-    pod = pods.get(api, name)
-    return pod if pods.phase(pod) in ("Running", "Failed") else None

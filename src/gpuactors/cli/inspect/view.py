@@ -6,6 +6,7 @@ no longer than its imports.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -168,8 +169,7 @@ def _explain_in_any_namespace(inspected: Inspected, text: str) -> AnyExplained:
         return Explained(find(view, text), inspected)
     if pods := _pods_of_vm(view, text):
         return ExplainedPod(_only(pods, text), inspected)
-    found = [name for name in _names(view) if name.rpartition("/")[2] == text]
-    fitting = dict.fromkeys(name.rpartition(" ")[2] for name in found)
+    fitting = dict.fromkeys(name for _, name in _named(view) if name.rpartition("/")[2] == text)
     if len(fitting) == 1 and (named := find_named(inspected, *fitting)) is not None:
         return named
     if fitting:
@@ -276,11 +276,17 @@ def find_named(
 
 
 def _names(view: NodeView) -> list[str]:
-    names = [str(claim) for claims in view.drivers for claim in claims.claims]
+    return [f"{kind}{name}" for kind, name in _named(view)]
+
+
+def _named(view: NodeView) -> Iterator[tuple[str, str]]:
+    """Yield what kind of thing is here, in words, and its NAMESPACE/NAME."""
+    for claims in view.drivers:
+        yield from (("", str(claim)) for claim in claims.claims)
     domains = view.domains.domains if view.domains is not None else ()
-    names += [f"the ComputeDomain {domain}" for domain in domains]
-    names += [f"the pod {pod}" for pod in view.pods]
-    return names + [f"the virtual machine {vm}" for vm in dict.fromkeys(p.vm for p in view.pods if p.vm)]
+    yield from (("the ComputeDomain ", str(domain)) for domain in domains)
+    yield from (("the pod ", str(pod)) for pod in view.pods)
+    yield from (("the virtual machine ", vm) for vm in dict.fromkeys(p.vm for p in view.pods if p.vm))
 
 
 def _pods_of_vm(view: NodeView, text: str) -> list[PodView]:

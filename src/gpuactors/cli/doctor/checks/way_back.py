@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from shlex import quote
 
+from msgspec.structs import replace
+
 from gpuactors.cli.doctor.facts import Facts, NoDaemon, TheirFile, Unknown
-from gpuactors.cli.doctor.finding import Check, Finding, Level, failed, passed, warned
+from gpuactors.cli.doctor.finding import Check, Finding, failed, passed, warned
 from gpuactors.control.client import Running
 from gpuactors.control.view import ClaimsView, ClaimView, DeviceView, NodeView, PodView
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import ENDED, OWNING, ClaimState
-from gpuactors.core.values.model import Role
+from gpuactors.core.values.model import NVIDIA, Role
 from gpuactors.core.values.quote import first_of, quoted_name
 
-_VENDOR = "10de"
 _DISPLAY = "03"
 _HELD = frozenset({Cause.ORPHANED, Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN})
 """The causes of a GPU that no pod or claim has, and that a process has open or may have."""
@@ -159,7 +160,7 @@ def _left_on_vfio(facts: Facts) -> Iterator[Finding]:
     left = sorted(
         f.address
         for f in facts.devices.functions
-        if f.vfio_bound and f.vendor == _VENDOR and f.class_code.startswith(_DISPLAY) and f.address in ours
+        if f.vfio_bound and f.vendor == NVIDIA and f.class_code.startswith(_DISPLAY) and f.address in ours
     )
     if not left:
         yield passed(Check.LEFT_ON_VFIO, "no GPU of NVIDIA is on vfio")
@@ -171,4 +172,4 @@ def _left_on_vfio(facts: Facts) -> Iterator[Finding]:
         "PassthroughSupport is on",
         f"Where containers are to use it, run on the drained node: {commands}. Or restart the node.",
     )
-    yield Finding(finding.check, Level.WARN, finding.message, finding.remedy, devices=tuple(left))
+    yield replace(finding, devices=tuple(left))

@@ -23,7 +23,8 @@ from gpuactors.observe.metrics import Metrics
 from gpuactors.observe.metrics_of_state import GAUGES
 from gpuactors.ports.node import Step
 from tests.core.builders import H100, A, B, Core, gpu, node
-from tests.core.gpus.claim_core import ClaimCore
+from tests.core.gpus.claim_core import ON_HOST, ClaimCore, core_with
+from tests.core.gpus.claim_core import name as claim_name
 from tests.core.kinds.boards import key
 from tests.core.partitions.board import Board
 
@@ -248,6 +249,20 @@ def test_claims_are_counted_by_state(metrics: Metrics) -> None:
     assert set(states.values()) == {0}
     assert found['gpuactors_claims_served{driver="gpu.nvidia.com"}'] == 1
     assert found['gpuactors_slices_published{driver="gpu.nvidia.com"}'] == 0
+
+
+def test_the_oldest_pending_claim_is_dated_until_it_is_prepared(metrics: Metrics) -> None:
+    pending = 'gpuactors_claims_pending_since_timestamp_seconds{driver="gpu.nvidia.com"}'
+    core = core_with(ON_HOST, gpu(B), one=(A,), two=(B,))
+    assert series(metrics, core.state, at=core.at)[pending] == 0
+    core.held_back = {"device"}
+    core.prepare(claim_name("one"))
+    core.pass_time(20)
+    core.prepare(claim_name("two"))
+    core.pass_time(5)
+    assert series(metrics, core.state, at=core.at)[pending] == WALL - 25
+    core.release("device")
+    assert series(metrics, core.state, at=core.at)[pending] == 0
 
 
 _STATES = [state for state in ClaimState if state is not ClaimState.ABSENT]

@@ -154,6 +154,12 @@ def _claims(state: NodeState, _: Moment) -> Iterator[Sample]:
         yield from (((driver, str(s)), counts.get(s, 0)) for s in ClaimState if s is not ClaimState.ABSENT)
 
 
+def _pending_since(state: NodeState, now: Moment) -> Iterator[Sample]:
+    for driver, claims in _served(state).items():
+        oldest = min((entry.pending_since for entry in claims.entries.values()), default=math.inf)
+        yield (driver,), now.timestamp(oldest)
+
+
 def _partitions(state: NodeState, _: Moment) -> Iterator[Sample]:
     if (partitions := state.partitions) is not None:
         counts = Counter(record.state for record in partitions.records.values())
@@ -239,17 +245,17 @@ GAUGES: Final = (
     ),
     _resource_gauge(
         "gpuactors_resource_registered",
-        "Whether kubelet has accepted the resource, holds our stream open, and has no other plugin's list.",
+        "Whether kubelet has accepted the resource, holds gpuactors' stream open, and has no other plugin's list.",
         lambda plugin, _: int(registration.is_registered(plugin)),
     ),
     _resource_gauge(
         "gpuactors_resource_contested",
-        "Whether kubelet has another plugin's devices under our resource's name.",
+        "Whether kubelet has another plugin's devices under the resource's name.",
         lambda plugin, _: int(registration.is_contested(plugin)),
     ),
     _resource_gauge(
         "gpuactors_device_list_disagreements",
-        "Reads in a row that showed another list in kubelet than ours; two are a contest.",
+        "Reads in a row in which kubelet's list was not gpuactors'; two are a contest.",
         lambda plugin, _: plugin.listing.against,
     ),
     _resource_gauge(
@@ -264,7 +270,7 @@ GAUGES: Final = (
     ),
     _resource_gauge(
         "gpuactors_device_list_compared_timestamp_seconds",
-        "When kubelet's own list was last compared with ours, in seconds since 1970; 0 if it never was.",
+        "When kubelet's own list was last compared with gpuactors', in seconds since 1970; 0 if it never was.",
         lambda plugin, now: now.timestamp(plugin.listing.compared_at),
     ),
     _node_gauge(
@@ -314,6 +320,13 @@ GAUGES: Final = (
         lambda state, _: len(state.calls.waiting),
     ),
     Gauge("gpuactors_claims", "Claims on this node, by their state.", ("driver", "state"), _claims),
+    Gauge(
+        "gpuactors_claims_pending_since_timestamp_seconds",
+        "Since when the claim that has been pending for longest is, in seconds since 1970; 0 if none is. Pending is a "
+        "claim that is neither `Prepared` nor `TakenOver` nor `Unprepared`, since it last was or the daemon started.",
+        ("driver",),
+        _pending_since,
+    ),
     Gauge(
         "gpuactors_partitions",
         "Partitions of the NVLink fabric that a pod or claim has or waits for, by their state.",

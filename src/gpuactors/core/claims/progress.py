@@ -35,7 +35,13 @@ from gpuactors.core.state.claims import (
 )
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim import ClaimUid
-from gpuactors.core.values.claim_states import REMOVING, ClaimState, ClaimTrigger, NoTransitionError
+from gpuactors.core.values.claim_states import (
+    REMOVING,
+    RESTING,
+    ClaimState,
+    ClaimTrigger,
+    NoTransitionError,
+)
 from gpuactors.core.values.effects import Effect, Level, Log
 from gpuactors.core.values.model import Role
 from gpuactors.core.values.status import Conflict, Reason
@@ -78,15 +84,19 @@ def _astray(entry: ClaimRecord, why: Reason) -> list[Effect]:
 
 
 def _dated(before: Claims, claims: Claims, at: float) -> Claims:
-    """Note when each claim came to its state; returns the same object if no state changed."""
+    """Note when each claim came to its state, and since when it is pending; returns the same object if no state
+    changed."""
     if claims.entries == before.entries:
         return claims
     dated: dict[ClaimUid, ClaimRecord] = {}
     for uid, entry in claims.entries.items():
         earlier = before.entries.get(uid)
         date = earlier.changed_at if earlier is not None and earlier.state is entry.state else at
-        if entry.changed_at != date:
-            dated[uid] = replace(entry, changed_at=date)
+        since = math.inf
+        if entry.state not in RESTING:
+            since = min(earlier.pending_since, at) if earlier is not None else at
+        if (entry.changed_at, entry.pending_since) != (date, since):
+            dated[uid] = replace(entry, changed_at=date, pending_since=since)
     return replace(claims, entries={**claims.entries, **dated}) if dated else claims
 
 

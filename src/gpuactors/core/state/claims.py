@@ -135,6 +135,9 @@ class ClaimRecord(Struct, frozen=True, gc=False):
     changed_at: float = 0.0
     """When it came to its present state, in seconds of the events' clock; of a claim from the checkpoint, when that
     was read."""
+    pending_since: float = math.inf
+    """When it last left a state of `RESTING`, or was first known, on the same clock; infinity while it is in one. A
+    claim whose prepare fails again and again is in several states by turns, and has one such time."""
 
     @property
     def is_left(self) -> bool:

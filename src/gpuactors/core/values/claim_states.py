@@ -17,17 +17,18 @@ class ClaimState(StrEnum):
     ABSENT = "Absent"
     """Nothing is known of it."""
     FETCHING = "Fetching"
-    """A prepare came; the claim is read from the API server."""
+    """A prepare came; gpuactors reads the claim from the API server."""
     WAITING = "Waiting"
-    """Another claim or pod has one of its devices."""
+    """Another claim, a pod or a process has one of its devices."""
     RESERVED = "Reserved"
-    """It owns its devices from now on; that is being written to disk."""
+    """It owns its devices from now on; gpuactors writes that to disk."""
     BINDING = "Binding"
-    """Its devices are being bound to a vfio driver."""
+    """Its devices are being bound to a vfio driver. Of a compute domain: it waits for the label and the domain's
+    daemon."""
     WRITING = "Writing"
     """Its CDI and metadata files are being written."""
     COMMITTING = "Committing"
-    """All is done; that is being written to disk."""
+    """All acts are done; gpuactors writes that to disk."""
     PREPARED = "Prepared"
     """Its containers may run."""
     VERIFYING = "Verifying"
@@ -224,6 +225,10 @@ OWNING: Final = frozenset(
 
 REMOVING: Final = frozenset({_S.RELEASING, _S.CLEARING, _S.DRIFTED})
 """The states in which the act on a claim's files removes them."""
+
+
+RESTING: Final = frozenset({_S.PREPARED, _S.TAKEN_OVER, _S.TOMBSTONE})
+"""The states in which nothing more is to be done for a claim: it may stay there for as long as its pod runs."""
 
 
 ENDED: Final = frozenset({_S.CLEARING, _S.TOMBSTONE})

@@ -89,6 +89,13 @@ PARTITIONS: Final = (
         f"{_BY_NAME}::test_one_that_is_lost_is_activated_before_the_next_start_of_a_container",
     ),
     Mutation(
+        "one query after the call is enough, beside one from before it",
+        _MACHINE,
+        "return queries > 0 and queries + by_exit >= WITNESSES",
+        "return queries > 0",
+        f"{_BY_NAME}::test_one_query_that_lies_after_a_restart_answers_no_call",
+    ),
+    Mutation(
         "devices that are no partition are used while one of them is deactivated",
         "core/partitions/outputs.py",
         "    touching = [r for r in partitions.records.values() if r.devices & devices]\n",

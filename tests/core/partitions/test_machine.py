@@ -309,6 +309,20 @@ def test_one_that_is_lost_is_activated_before_the_next_start_of_a_container() ->
     assert (state_of(world, P1), world.active, world.owners[P1]) == (S.ACTIVE, {P1: US}, Owner(0))
 
 
+def test_one_query_that_lies_after_a_restart_answers_no_call() -> None:
+    """The query before it is of before the restart, and no second witness."""
+    world = queried(starts_again(fabric_manager_restarts(active()), P1), P1)
+    assert (state_of(world, P1), bool(world.owners[P1].asks)) == (S.ACTIVE, True)
+    world = settled(world)
+    assert (state_of(world, P1), world.active, world.owners[P1]) == (S.ACTIVE, {P1: US}, Owner(0))
+
+
+def test_a_call_for_one_that_is_active_takes_two_queries() -> None:
+    world = starts_again(active(), P1)
+    before = world.partitions.query
+    assert settled(world).partitions.query == before + 1, "the first one is requested when the call comes"
+
+
 def test_a_lost_one_without_a_call_is_left_as_it_is() -> None:
     world = settled(fabric_manager_restarts(active()), ticks=2)
     assert (state_of(world, P1), world.active) == (S.LOST, {})

@@ -24,8 +24,9 @@ def numbers_left_out(world: Fabric) -> Fabric:
         key: replace(
             r,
             intent=int(r.intent > p.durable),
-            since=max(r.since - p.query, 0),
+            since=(max(r.since - p.query, 0), *sorted(r.since > query for query in p.asked.values())),
             seen_by=tuple(sorted(r.seen_by >= query for query in p.asked.values())),
+            seen_before=tuple(sorted(r.seen_before >= query for query in p.asked.values())),
             votes=min(r.votes, 2),
             retry_at=max(r.retry_at - at, 0.0),
         )

@@ -175,7 +175,9 @@ def _observed(
         seen = any(p.is_active and (p.id == record.id or p.devices & record.devices) for p in shown.values())
     else:
         seen = shown[record.id].is_active is True
-    return replace(record, seen=seen, seen_by=query, votes=record.votes + 1 if seen is record.seen else 1)
+    if seen is record.seen:
+        return replace(record, seen_by=query, seen_before=record.seen_by, votes=record.votes + 1)
+    return replace(record, seen=seen, seen_by=query, seen_before=0, votes=1)
 
 
 def _is_shown(shown: Mapping[PartitionId, ShownPartition], record: PartitionRecord) -> bool:
@@ -373,6 +375,12 @@ def _needs_query(partitions: Partitions, record: PartitionRecord, at: float) -> 
 
 
 def is_fresh(partitions: Partitions, record: PartitionRecord, name: str) -> bool:
-    """Return whether a query that was requested after the owner's call had come has come back; true without a call."""
+    """Return whether enough witnesses are of after the owner's call; true without a call. Of one from before, the
+    fabric manager may have been restarted since, and then a single one would be left."""
     owner = partitions.users.owners.get(name) if partitions.users is not None else None
-    return owner is None or not owner.asks or record.seen_by >= partitions.asked[owner.asks]
+    if owner is None or not owner.asks:
+        return True
+    first = partitions.asked[owner.asks]
+    queries = (record.seen_by >= first) + (record.seen_before >= first)
+    by_exit = record.succeeded is (Goal.ACTIVATE if record.seen else Goal.DEACTIVATE) and record.since > first
+    return queries > 0 and queries + by_exit >= WITNESSES

@@ -49,6 +49,8 @@ class PartitionRecord(Struct, frozen=True, gc=False):
     """The last query that counts has shown this: active, while Checking also one that overlaps it; None before."""
     seen_by: int = 0
     """The number of that query."""
+    seen_before: int = 0
+    """The number of the query before it, if that has shown the same; 0 otherwise."""
     votes: int = 0
     """How many queries in a row have shown that. The exit of an act that reached its goal counts as one."""
     succeeded: Goal | None = None

@@ -30,7 +30,7 @@ from gpuactors.host.places import Places
 from gpuactors.host.root import HostRoot
 from gpuactors.ports.errors import StateFileError
 from tests.memory.disk import FakeDisk, StoppedError
-from tests.support.nvidia_checkpoint import GPUS, gpu, prepared, their_checkpoint, vfio
+from tests.support.nvidia_checkpoint import GPUS, Release, gpu, prepared, their_checkpoint, vfio
 
 DIRECTORY = "/plugins/gpu.nvidia.com"
 PATH = f"{DIRECTORY}/gpuactors-checkpoint.json"
@@ -336,7 +336,7 @@ def test_another_directory_in_the_place_of_one_that_is_held_is_noticed(tmp_path:
 OLD = f"{DIRECTORY}/checkpoint.json"
 UID = "0f1e2d3c-0000-4000-8000-000000000001"
 UUID = "GPU-0f1e2d3c-1111-4000-8000-000000000001"
-THEIRS = their_checkpoint(BOOT, {UID: prepared(GPUS, "node-1", vfio(UID, "node-1", 0, "0000:23:00.0"))})
+THEIRS = their_checkpoint(BOOT, {UID: prepared(vfio(UID, "node-1", 0, "0000:23:00.0"))})
 
 
 def under_the_old_name(*contents: Checkpoint) -> FakeDisk:
@@ -418,8 +418,8 @@ def test_of_nvidias_that_names_no_boot_only_claims_with_a_cdi_file_count() -> No
     """/var/run is empty after a boot; releases before 25.12 say nothing of it."""
     other = UID.replace("0f", "1f")
     disk = FakeDisk()
-    claims = {uid: prepared(GPUS, "node-1", vfio(uid, "node-1", 0)) for uid in (UID, other)}
-    disk.put(OLD, their_checkpoint("", claims, versions="v1"))
+    claims = {uid: prepared(vfio(uid, "node-1", 0, A)) for uid in (UID, other)}
+    disk.put(OLD, their_checkpoint("", claims, release=Release.R25_12))
     disk.put(f"/cdi/k8s.gpu.nvidia.com-claim_{other}.yaml", b"devices: []")
     theirs = file(disk).read().theirs
     assert theirs is not None
@@ -448,20 +448,20 @@ def test_a_gpu_whose_address_nvidias_does_not_say_is_found_by_its_uuid_or_the_no
     (vfio_devices / "vfio3").symlink_to("../../devices/pci0000:00/0000:25:00.0/vfio-dev/vfio3")
     of_uuid, by_group, by_cdev, nowhere = (UID.replace("0f", f"{n}f") for n in range(1, 5))
     disk = FakeDisk()
-    disk.put(
-        f"/cdi/k8s.gpu.nvidia.com-claim_{by_group}.yaml", b"- path: /dev/vfio/51\n- path: /dev/vfio/vfio"
-    )
-    disk.put(
-        f"/cdi/k8s.gpu.nvidia.com-claim_{by_cdev}.yaml",
-        b"- path: /dev/vfio/devices/vfio3\n- path: /dev/iommu",
-    )
+    for uid, nodes in {
+        of_uuid: b"- path: /dev/nvidia1",
+        by_group: b"- path: /dev/vfio/51\n- path: /dev/vfio/vfio",
+        by_cdev: b"- path: /dev/vfio/devices/vfio3\n- path: /dev/iommu",
+        nowhere: b"devices: []",
+    }.items():
+        disk.put(f"/cdi/k8s.gpu.nvidia.com-claim_{uid}.yaml", nodes)
     claims = {
-        of_uuid: prepared(GPUS, "node-1", gpu(of_uuid, "node-1", 1, UUID)),
-        by_group: prepared(GPUS, "node-1", vfio(by_group, "node-1", 0)),
-        by_cdev: prepared(GPUS, "node-1", vfio(by_cdev, "node-1", 2)),
-        nowhere: prepared(GPUS, "node-1", vfio(nowhere, "node-1", 3)),
+        of_uuid: prepared(gpu(of_uuid, "node-1", 1, UUID)),
+        by_group: prepared(vfio(by_group, "node-1", 0, A)),
+        by_cdev: prepared(vfio(by_cdev, "node-1", 2, A)),
+        nowhere: prepared(vfio(nowhere, "node-1", 3, A)),
     }
-    disk.put(OLD, their_checkpoint(BOOT, claims))
+    disk.put(OLD, their_checkpoint("", claims, release=Release.R25_12))
     places = Places(HostRoot(str(tmp_path)))
     theirs = TheirClaims(disk, driver=GPUS, cdi_dir="/cdi", places=places)
     restored = CheckpointFile(disk, DIRECTORY, BOOT, theirs).read().theirs
@@ -477,8 +477,8 @@ def test_a_gpu_whose_address_nvidias_does_not_say_is_found_by_its_uuid_or_the_no
 def test_a_cdi_file_of_theirs_that_cannot_be_read_now_is_no_claim_that_has_ended() -> None:
     """Of an older release the file alone says that the claim lives."""
     disk = FakeDisk()
-    claims = {UID: prepared(GPUS, "node-1", vfio(UID, "node-1", 0))}
-    disk.put(OLD, their_checkpoint("", claims, versions="v1"))
+    claims = {UID: prepared(vfio(UID, "node-1", 0, A))}
+    disk.put(OLD, their_checkpoint("", claims, release=Release.R25_12))
     path = f"/cdi/k8s.gpu.nvidia.com-claim_{UID}.yaml"
     disk.put(f"{path}/x", b"")  # a directory: EISDIR
     with pytest.raises(StateFileError, match=r"cannot be read .*claim_.*Is a directory.*it is tried again"):
@@ -502,7 +502,7 @@ def test_where_their_gpu_is_is_asked_again_for_want_of_descriptors_only(
     disk = FakeDisk()
     path = f"/cdi/k8s.gpu.nvidia.com-claim_{UID}.yaml"
     disk.put(path, b"- path: /dev/vfio/51\n- path: /dev/vfio/devices/vfio3")
-    disk.put(OLD, their_checkpoint(BOOT, {UID: prepared(GPUS, "node-1", gpu(UID, "node-1", 1, UUID))}))
+    disk.put(OLD, their_checkpoint(BOOT, {UID: prepared(gpu(UID, "node-1", 1, UUID))}))
     for at in ("proc/driver/nvidia/gpus/0000:24:00.0/information", "sys/kernel/iommu_groups/51/devices/0000:23:00.0",
                "sys/bus/pci/devices/0000:23:00.0/class"):  # fmt: skip
         (tmp_path / at).parent.mkdir(parents=True, exist_ok=True)
@@ -563,7 +563,7 @@ def test_a_claim_of_theirs_has_the_cdi_ids_that_kubelet_was_answered() -> None:
     """Their checkpoint lacks that of the metadata, which Kubernetes' helper puts behind it."""
     disk = FakeDisk()
     with_metadata, without = UID, UID.replace("0f", "1f")
-    claims = {uid: prepared(GPUS, "node-1", vfio(uid, "node-1", 0)) for uid in (with_metadata, without)}
+    claims = {uid: prepared(vfio(uid, "node-1", 0, A)) for uid in (with_metadata, without)}
     disk.put(OLD, their_checkpoint(BOOT, claims))
     disk.put(f"/cdi/gpu.nvidia.com_metadata_{with_metadata}_gpu.json", b"{}")
     theirs = TheirClaims(disk, driver=GPUS, cdi_dir="/cdi", places=None)

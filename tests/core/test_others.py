@@ -248,6 +248,31 @@ def test_a_containers_gpu_is_known_by_the_node_of_its_driver() -> None:
     assert owners(core) == {B: "in use by the claim default/c1 of pod default/p1"}
 
 
+def test_a_containers_gpu_that_is_bound_to_vfio_under_it_is_still_its_own() -> None:
+    core = node(
+        listed(device="gpu-0"),
+        specs=(spec("/dev/nvidia0", device="gpu-0"),),
+        functions=(on_nvidia(A, 51, 0), gpu(B, 52), gpu(C, 53)),
+    )
+    core.inspect(A, gpu(A, 51))
+    assert owners(core) == {A: "in use by the claim default/c1 of pod default/p1"}
+    # The next GPU that NVIDIA's driver takes gets the number: the container opens that one.
+    core.inspect(B, on_nvidia(B, 52, 0))
+    assert owners(core).keys() == {B}
+
+
+def test_who_may_have_that_number_now_is_withheld_as_well() -> None:
+    core = node(
+        listed(device="gpu-0"),
+        specs=(spec("/dev/nvidia0", device="gpu-0"),),
+        functions=(on_nvidia(A, 51, 0), gpu(B, 52), gpu(C, 53)),
+    )
+    core.inspect(A, gpu(A, 51))
+    core.inspect(B, on_nvidia(B, 52, None))
+    assert owners(core).keys() == {A, B}
+    assert "NVIDIA's driver does not say which GPU that is" in owners(core)[B]
+
+
 def test_of_a_node_that_no_gpu_is_known_to_have_it_is_one_whose_node_is_not_known() -> None:
     functions = (on_nvidia(A, 51, 0), on_nvidia(B, 52, None), gpu(C, 53))
     core = node(listed(device="gpu-1"), specs=(spec("/dev/nvidia1", device="gpu-1"),), functions=functions)

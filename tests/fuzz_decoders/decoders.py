@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -396,8 +397,6 @@ _THEIRS: Final = (
         "boot",
         {
             UID: nvidia.prepared(
-                nvidia.GPUS,
-                "n",
                 nvidia.vfio(UID, "n", 0, "0000:23:00.0"),
                 nvidia.gpu(UID, "n", 1, "GPU-1"),
                 nvidia.mig(UID, "n", "GPU-2"),
@@ -406,11 +405,7 @@ _THEIRS: Final = (
     ),
     nvidia.their_checkpoint(
         "boot",
-        {
-            UID: nvidia.prepared(
-                nvidia.DOMAINS, "n", nvidia.channel(UID, "n"), nvidia.daemon(UID, "n"), domain=UID, admin=True
-            )
-        },
+        {UID: nvidia.prepared(nvidia.channel(UID, "n"), nvidia.daemon(UID, "n"), domain=UID, admin=True)},
     ),
 )
 
@@ -575,7 +570,10 @@ def _settings(directory: Path) -> tuple[Decoder, ...]:
     def credentials(content: bytes) -> None:
         (directory / "pem").write_bytes(content)
         pem = directory / "pem"
-        tls_context(replace(FileAccess(Server("https", "a", 1), pem, pem).read(), certificate=None))
+        server = Server("https", "a", 1)
+        tls_context(replace(FileAccess(server, ca=pem).read(), certificate=None))
+        with suppress(AccessError):  # a certificate is no token
+            FileAccess(server, token=pem).read()
 
     def packed_ids(content: bytes) -> None:
         (directory / "pci.ids.gz").write_bytes(content)

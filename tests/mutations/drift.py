@@ -20,6 +20,14 @@ _READS: Final = "tests/actors/test_api_retry.py"
 
 DRIFT: Final = (
     Mutation(
+        "an inspection that failed shows where an act has left a function",
+        "core/gpus/returns.py",
+        "        if (last := seen.get(a)) is not None and (last.inspection <= n or last.has_failed)\n",
+        "        if (last := seen.get(a)) is not None and last.inspection <= n\n",
+        "tests/core/claims/test_prepare.py::"
+        "test_an_inspection_that_fails_after_the_act_does_not_say_that_the_gpu_is_on_its_host_driver",
+    ),
+    Mutation(
         "files are written while another claim's may name the number",
         "core/gpus/placement.py",
         " and not any(of_claims.named[node] > 1 for node in nodes)\n",

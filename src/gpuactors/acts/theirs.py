@@ -48,7 +48,7 @@ STAYS: Final = "NVIDIA's DRA driver has prepared it: its driver stays as it is"
 """The reason why a taken-over GPU keeps its driver when its claim ends."""
 
 _DEPTH_MAX: Final = 64
-"""Limit on the nesting that is decoded; their checkpoint has 11 levels."""
+"""Limit on the nesting that is decoded; their checkpoint has 13 levels, without what a user writes."""
 
 _NODE: Final = re.compile(rb"/dev/vfio/(?:[0-9]+|devices/vfio[0-9]+)\b")
 

@@ -10,9 +10,11 @@ from gpuactors import limits
 from gpuactors.core.events.kubelet import LedgerRead
 from gpuactors.core.reports.kube_events import PodsOf, kube_events
 from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.cdi import CdiSpec, CdiSpecs
 from gpuactors.core.values.claim import Prepared
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import (
+    ClaimedDevice,
     DeviceId,
     LedgerEntry,
     LedgerFile,
@@ -120,6 +122,25 @@ def test_a_claim_that_ends_gives_the_gpu_back_although_a_container_was_given_it_
     core.prepare(allocated(name("one"), A))
     core.others = {(PLUGIN, UUID): "train-0"}
     core.pass_time(limits.LEDGER_S)
+    core.unprepare(name("one"))
+    assert core.driver(A) == "nvidia"
+
+
+def test_it_does_so_too_for_a_container_of_nvidias_claim_which_has_the_old_node_of_the_gpu() -> None:
+    core = ClaimCore(replace(on_host(), host_nodes=("/dev/nvidia0",)))
+    core.prepare(allocated(name("one"), A))
+    core.cdi = CdiSpecs(
+        (CdiSpec("/var/run/cdi/theirs.yaml", ("k8s.gpu.nvidia.com/claim=u-gpu-0",), ("/dev/nvidia0",)),)
+    )
+    core.strangers = (
+        ClaimedDevice(
+            "gpu.nvidia.com", "node", "gpu-0", "default/c-1", None, "u", ("k8s.gpu.nvidia.com/claim=u-gpu-0",)
+        ),
+    )
+    core.pass_time(limits.LEDGER_S)
+    assert (
+        core.state.index.owners[device_key(A)].message(ResourceName("")) == "in use by the claim default/one"
+    )
     core.unprepare(name("one"))
     assert core.driver(A) == "nvidia"
 

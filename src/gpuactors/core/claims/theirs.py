@@ -6,9 +6,9 @@ the claims that it has prepared.
       [{"devices": [{"vfio": {"info": {"uuid": …, "pciBusID": …}, "device": {"Requests": [], "PoolName": …, …}}}],
         "configState": {…}}]}}}}
 
-Read from the sources of NVIDIA's driver: `v1` has the prepared claims of `v2` again, for a downgrade; releases before
-25.8 wrote `v1` alone. A claim that is prepared has no namespace and name (NVIDIA issue 1278). The checksums are of Go's
-values, not of the bytes, and are not checked: a field that is missing says more.
+`v1` has the prepared claims of `v2` again, for a downgrade; releases before 25.8 wrote `v1` alone. A claim that is
+prepared has no namespace and name (NVIDIA issue 1278), except claims of compute domains from 0.4.1 on. The checksums
+are not checked: a field that is missing says more.
 
 Values only. The file is never written: it belongs to NVIDIA's driver, which uses it again when it comes back.
 """

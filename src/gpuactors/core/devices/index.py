@@ -150,7 +150,7 @@ def index(
     resources = _resources(inventory, resolved, served, device_lists)
     node_devices = devices(inventory, meanings, resolved, resources)
     listed_aliases = _aliases(device_lists)
-    other_claims = others(inventory, unplaced, specs, own)
+    other_claims = others(inventory, unplaced, specs, own, reserved)
     held = holdings(meanings.names, entries, claims, reserved, admin, ended, other_claims.allocations)
     doubts = (*other_claims.doubts, *(of_ids(inventory, held.vague, entries) if held.vague else ()))
     possible_owners = {**held.owners, **doubted(doubts, held.owners)} if doubts else held.owners

@@ -60,10 +60,16 @@ class Others(Struct, frozen=True, gc=False):
 
 
 @memoized
-def others(inventory: Inventory, claims: frozenset[ClaimedDevice], specs: CdiSpecs, own: OwnClaims) -> Others:
+def others(
+    inventory: Inventory,
+    claims: frozenset[ClaimedDevice],
+    specs: CdiSpecs,
+    own: OwnClaims,
+    reserved: Mapping[DeviceKey, object],
+) -> Others:
     """Derive the GPUs that claims of other programs have. `claims` are the devices that kubelet lists by names that are
-    no PCI addresses."""
-    gpus = _Gpus(inventory)
+    no PCI addresses, `reserved` those that claims here have for themselves."""
+    gpus = _Gpus(inventory, reserved)
     placed = [
         Placement(_allocation(claimed, _TAKEN_OVER), gpus.of_driver(claimed.driver))
         for claimed in own.unplaced
@@ -95,19 +101,28 @@ _TAKEN_OVER: Final = "NVIDIA's driver has prepared it, and nothing says which GP
 class _Gpus:
     """The GPUs of the node, by a device node or by a driver."""
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: Inventory, reserved: Mapping[DeviceKey, object]) -> None:
         self._inventory = inventory
         self._by_node: dict[str, set[DeviceKey]] = {}
+        self._by_former_node: dict[str, set[DeviceKey]] = {}
         for address, function in inventory.functions.items():
             for node in (*function.host_nodes, *function.nodes):
                 self._by_node.setdefault(node, set()).add(device_key(address))
+            # A claim here binds no GPU that another one has: who has the old node now was given it afterwards.
+            for node in function.former_nodes if device_key(address) not in reserved else ():
+                self._by_former_node.setdefault(node, set()).add(device_key(address))
 
     def of_node(self, node: str) -> set[DeviceKey]:
-        """Return the GPUs that a container with this device node has: all of an IOMMU group."""
+        """Return the GPUs that a container with this device node has: all of an IOMMU group, and the GPU that was bound
+        to vfio under the container unless another one has the node now."""
         if (match := re.fullmatch(_GROUP_NODE, node)) is not None:
             members = self._inventory.groups.get(int(match[1]), ())
             return {key for f in members if (key := device_key(f.address)) in self._inventory.names}
-        return self._by_node.get(node, set())
+        return self._by_node.get(node) or self._by_former_node.get(node, set())
+
+    def may_be_unnumbered(self, node: str) -> bool:
+        """Return whether a GPU whose number is unknown may have this node now: no other one is known to."""
+        return bool(re.fullmatch(_NVIDIAS_NODE, node) and not self._by_node.get(node) and self.unnumbered)
 
     def of_driver(self, driver: str) -> frozenset[DeviceKey]:
         """Return every GPU that a driver may have allocated: one of NVIDIA's drivers allocates NVIDIA's GPUs."""
@@ -154,7 +169,7 @@ def _by_nodes(
     among = set[DeviceKey]()
     for node in nodes:
         of_node = gpus.of_node(node)
-        if not of_node and re.fullmatch(_NVIDIAS_NODE, node) and gpus.unnumbered:
+        if gpus.may_be_unnumbered(node):
             why = f"it has {node}, and NVIDIA's driver does not say which GPU that is"
             yield Placement(_allocation(claimed, why), gpus.unnumbered)
         among |= of_node

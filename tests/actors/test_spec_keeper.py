@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Set
 
 import pytest
 import trio
@@ -13,7 +13,7 @@ from gpuactors.actors.spec_keeper import SPECS_RETRY_S, SPECS_TOUCH_REST_S
 from gpuactors.concurrency.latest import Latest
 from gpuactors.core.events import Event
 from gpuactors.core.events.deviceplugin import SpecsWritten
-from gpuactors.core.values.device_spec import DeviceSpecs
+from gpuactors.core.values.device_spec import DeviceSpecs, SpecsWanted
 from gpuactors.core.values.model import DeviceId, ResourceName
 from gpuactors.ports.errors import StateFileError
 
@@ -28,6 +28,7 @@ class FakeDirectory:
 
     def __init__(self) -> None:
         self.written: list[DeviceSpecs] = []
+        self.there: set[ResourceName] = set()
         self.problems: dict[ResourceName, str] = {}
         self.error: Exception | None = None
         self.may_end = trio.Event()
@@ -42,6 +43,12 @@ class FakeDirectory:
             raise self.error
         return {r: why for r, why in self.problems.items() if r in specs}
 
+    async def find(self, specs: DeviceSpecs) -> Set[ResourceName]:
+        await trio.lowlevel.checkpoint()
+        if self.error is not None:
+            raise self.error
+        return self.there & specs.keys()
+
     def touch(self) -> None:
         self._touched.send_nowait(None)
 
@@ -50,12 +57,16 @@ class FakeDirectory:
             yield None
 
 
+def serving(specs: DeviceSpecs | None) -> SpecsWanted | None:
+    return SpecsWanted(specs, writes=True) if specs is not None else None
+
+
 class Kept:
     """A keeper that runs."""
 
     def __init__(self, first: DeviceSpecs | None) -> None:
         self.directory = FakeDirectory()
-        self.cell: Latest[DeviceSpecs | None] = Latest(first)
+        self.cell: Latest[SpecsWanted | None] = Latest(serving(first))
         self.post, self._inbox = trio.open_memory_channel[Event](100)
 
     async def settled(self) -> list[Event]:
@@ -81,9 +92,9 @@ async def keeping(first: DeviceSpecs | None, story: Callable[[Kept], object]) ->
 async def test_each_order_is_written_and_posted_once(autojump_clock: trio.testing.MockClock) -> None:
     async def story(kept: Kept) -> None:
         assert await kept.settled() == [SpecsWritten(ONE, {})]
-        kept.cell.set(TWO)
+        kept.cell.set(serving(TWO))
         assert await kept.settled() == [SpecsWritten(TWO, {})]
-        kept.cell.set({})
+        kept.cell.set(serving({}))
         assert await kept.settled() == [SpecsWritten({}, {})]
         assert kept.directory.written == [ONE, TWO, {}]
 
@@ -97,10 +108,10 @@ async def test_a_daemon_that_does_not_serve_writes_nothing_and_one_that_serves_a
         kept.directory.touch()
         assert await kept.settled() == []
         assert kept.directory.written == []
-        kept.cell.set(ONE)
+        kept.cell.set(serving(ONE))
         assert await kept.settled() == [SpecsWritten(ONE, {})]
         kept.cell.set(None)
-        kept.cell.set(ONE)  # so soon that the keeper has not seen the None
+        kept.cell.set(serving(ONE))  # so soon that the keeper has not seen the None
         assert await kept.settled() == [SpecsWritten(ONE, {})], "the core has forgotten the first answer"
 
     await keeping(None, story)
@@ -111,7 +122,7 @@ async def test_a_file_that_cannot_be_written_is_posted_once_and_tried_again(
 ) -> None:
     async def story(kept: Kept) -> None:
         kept.directory.problems = {A100: "the disk is full"}
-        kept.cell.set(TWO)
+        kept.cell.set(serving(TWO))
         assert await kept.settled() == [SpecsWritten(ONE, {A100: "the disk is full"})]
         await trio.sleep(SPECS_RETRY_S * 2.5)
         assert await kept.settled() == []
@@ -133,7 +144,7 @@ async def test_a_write_that_a_newer_wish_overtakes_is_not_posted(
     async def story(kept: Kept) -> None:
         kept.directory.may_end = trio.Event()
         assert await kept.settled() == []
-        kept.cell.set(ONE)
+        kept.cell.set(serving(ONE))
         assert await kept.settled() == []
         kept.directory.may_end.set()
         assert await kept.settled() == [SpecsWritten(ONE, {})]
@@ -148,7 +159,7 @@ async def test_a_write_that_fails_leaves_no_file_that_counts(
 ) -> None:
     async def story(kept: Kept) -> None:
         kept.directory.error = error
-        kept.cell.set(ONE)
+        kept.cell.set(serving(ONE))
         (event,) = await kept.settled()
         assert isinstance(event, SpecsWritten)
         assert event.specs == {}
@@ -171,3 +182,29 @@ async def test_a_touch_has_the_files_healed_and_posts_only_what_is_new(
         assert await kept.settled() == [SpecsWritten({}, {H100: "the disk is full"})]
 
     await keeping(ONE, story)
+
+
+async def test_a_daemon_that_takes_over_looks_which_files_are_there_and_writes_when_it_serves(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def story(kept: Kept) -> None:
+        kept.directory.there = {H100}
+        kept.cell.set(SpecsWanted(TWO, writes=False))
+        assert await kept.settled() == [SpecsWritten(ONE, {})]
+        kept.directory.there = {H100, A100}
+        kept.directory.touch()
+        assert await kept.settled() == [SpecsWritten(TWO, {})], "the daemon that serves has written it"
+        assert kept.directory.written == []
+        kept.directory.error = StateFileError("no answer within 10 s")
+        await trio.sleep(SPECS_TOUCH_REST_S)
+        kept.directory.touch()
+        (event,) = await kept.settled()
+        assert isinstance(event, SpecsWritten)
+        assert event.specs == {}
+        assert event.unwritten.keys() == {H100, A100}
+        kept.directory.error = None
+        kept.cell.set(serving(TWO))
+        assert await kept.settled() == [SpecsWritten(TWO, {})]
+        assert kept.directory.written == [TWO]
+
+    await keeping(None, story)

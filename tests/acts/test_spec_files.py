@@ -76,6 +76,23 @@ def test_a_directory_in_the_place_of_one_file_is_that_files_problem_alone(tmp_pa
     assert sandbox_nodes([tmp_path], {H100: [A]}) == {"/dev/vfio/vfio", "/dev/vfio/9"}
 
 
+def test_a_file_is_found_only_as_it_is_to_be_and_looking_changes_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "cdi"
+    assert files(directory).find_now(OTHER) == set()
+    assert not directory.exists()
+    assert files(directory).write_now(OTHER) == {}
+    assert files(directory).find_now(OTHER) == {H100, A100}
+    assert files(directory).find_now(ONE) == set(), "it has other nodes"
+    (directory / file_name(A100)).unlink()
+    os.mkfifo(directory / file_name(A100))
+    (directory / ".left.new").write_text("torn")
+    before = sorted(directory.iterdir())
+    assert files(directory).find_now(OTHER) == {H100}
+    (directory / file_name(H100)).write_bytes(b"\0")
+    assert files(directory).find_now(OTHER) == set()
+    assert sorted(directory.iterdir()) == before
+
+
 def test_a_directory_that_cannot_be_made_is_every_files_problem(tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("a file")
     assert files(tmp_path / "cdi").write_now(OTHER).keys() == {H100, A100}

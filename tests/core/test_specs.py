@@ -25,9 +25,17 @@ from gpuactors.core.events.daemon import (
 )
 from gpuactors.core.events.deviceplugin import AllocateAsked, SpecsWritten
 from gpuactors.core.events.kubelet import KubeletAppeared
+from gpuactors.core.reports.snapshot import project
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.cdi import CdiSpec, CdiSpecs
-from gpuactors.core.values.device_spec import DeviceSpecs, cdi_id, file_name, is_kind, resource_of
+from gpuactors.core.values.device_spec import (
+    DeviceSpecs,
+    SpecsWanted,
+    cdi_id,
+    file_name,
+    is_kind,
+    resource_of,
+)
 from gpuactors.core.values.effects import Grant, Granted, Refusal, Refused
 from gpuactors.core.values.model import DeviceId, PciFunction, ResourceName, device_key
 from gpuactors.core.values.naming import parse_own_name
@@ -46,7 +54,7 @@ class KataCore(Core):
 
     def write(self, directory: Path | None = None) -> None:
         """What is wanted is written, into this directory, and the core hears of it."""
-        wanted = specs.wanted(self.state)
+        wanted = self.files()
         assert wanted is not None
         if directory is not None:
             SpecFiles(RealDisk(), str(directory), in_a_thread).write_now(wanted)
@@ -54,7 +62,8 @@ class KataCore(Core):
 
     def files(self) -> DeviceSpecs | None:
         """The files that are to be there."""
-        return specs.wanted(self.state)
+        wanted = specs.wanted(self.state)
+        return wanted.specs if wanted is not None else None
 
     def granted(self, *functions: PciFunction) -> Granted:
         """The answer to an Allocate of A."""
@@ -131,7 +140,7 @@ def test_a_device_in_another_group_is_withheld_and_its_call_waits_until_the_file
     core.inspect(A, gpu(A, 9))
     assert core.device_list() == {A: "Unhealthy", B: "Healthy"}
     assert core.called(allocate_call(A), gpu(A, 9)) == [], "the file has the old group"
-    wanted = specs.wanted(core.state) or {}
+    wanted = core.files() or {}
     SpecFiles(RealDisk(), str(tmp_path), in_a_thread).write_now(wanted)
     answer = only(Granted, core.answers(SpecsWritten(wanted, {})))
     assert answer.containers[0].cdi_ids == (f"{H100}={A}",)
@@ -197,7 +206,7 @@ def test_a_resource_without_devices_has_no_file() -> None:
 
 
 def test_a_model_without_a_name_is_withheld_with_the_mapping_to_use() -> None:
-    core = KataCore(gpu(A, device="2330", model=None), gpu(B))
+    core = KataCore(gpu(A, device="2330", model=""), gpu(B))
     core.write()
     unnamed = ResourceName("nvidia.com/2330")
     assert core.device_list(unnamed) == {A: "Unhealthy"}
@@ -206,13 +215,13 @@ def test_a_model_without_a_name_is_withheld_with_the_mapping_to_use() -> None:
     assert core.reason(A, unnamed).endswith(f"by --resource-name {mapping}")
     assert is_kind(parse_own_name(mapping)[1])
     asked = AllocateAsked(allocate_call(A).token, unnamed, ((DeviceId(A),),))
-    answer = only(Refused, core.called(asked, gpu(A, device="2330", model=None)))
+    answer = only(Refused, core.called(asked, gpu(A, device="2330", model="")))
     assert answer.causes == (Cause.CDI_NAME_INVALID,)
 
 
 def test_a_model_without_a_name_is_withheld_also_when_the_pod_of_its_old_name_has_just_left() -> None:
     """Found by a history: it was Healthy until a poll had seen that the group is closed, and Allocate was refused."""
-    core = KataCore(gpu(A, device="2330", model=None), gpu(B))
+    core = KataCore(gpu(A, device="2330", model=""), gpu(B))
     core.write()
     core.ledger, core.enabled = {A: "gone"}, {A: 1}
     core.pass_time(limits.LEDGER_QUIET_S)
@@ -329,6 +338,33 @@ def test_only_the_serving_daemon_writes_and_one_that_serves_again_writes_anew() 
     assert core.device_list() == {A: "Unhealthy"}, "the successor may have written other files"
     core.write()
     assert core.device_list() == {A: "Healthy"}
+
+
+def test_a_daemon_takes_over_when_it_has_looked_which_files_are_there_and_offers_what_they_have_at_once() -> (
+    None
+):
+    """Found by a history: each GPU was Unhealthy until the first write, also one that a pod had been given a moment
+    before, so that the free count was negative."""
+    core = running(gpu(A), gpu(B))
+    files = core.files() or {}
+    core.feed(HandOverRequested())
+    core.feed(SuccessorLost())
+    assert specs.wanted(core.state) == SpecsWanted(files, writes=False)
+    assert not project(core.state).take_over
+    core.feed(SpecsWritten({H100: {DeviceId(A): GROUP_1}}, {}))
+    assert project(core.state).take_over
+    core.feed(PredecessorGone("it has handed over"))
+    assert core.device_list() == {A: "Healthy", B: "Unhealthy"}
+    assert specs.wanted(core.state) == SpecsWanted(files, writes=True)
+
+
+def test_a_disk_that_does_not_answer_delays_no_hand_over_for_longer_than_its_deadline() -> None:
+    core = running(gpu(A))
+    core.feed(HandOverRequested())
+    core.feed(SuccessorLost())
+    core.feed(SpecsWritten({}, {H100: "no answer within 10 s"}))
+    assert project(core.state).take_over
+    assert core.device_list() == {A: "Unhealthy"}
 
 
 def test_before_the_first_list_nothing_is_wanted() -> None:

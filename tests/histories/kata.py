@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 from typing import Final, final
 
 import trio
+import trio.lowlevel
 
 from gpuactors.acts.spec_files import SpecFiles
 from gpuactors.concurrency.latest import Latest
@@ -230,6 +231,15 @@ class Kata:
         self._wrote.setdefault(daemon, set()).update(names)
         self._written = names
 
+    def found(self, daemon: str, specs: DeviceSpecs) -> None:
+        """A daemon that does not serve yet has found these files."""
+        said, there = _named(specs), _names(self)
+        self._said.setdefault(daemon, []).append(said)
+        if unlike := [name for name, nodes in said.items() if there.get(name) != nodes]:
+            self._add(
+                "CDI files are said to be there that are not", f"{daemon} says {unlike}, there is {there}"
+            )
+
     def _check_written(
         self, daemon: str, specs: DeviceSpecs, unwritten: Mapping[ResourceName, str], names: Names
     ) -> None:
@@ -364,6 +374,12 @@ class _Directory:
             kata.touch()
         await trio.sleep(SLOW_S if is_slow else 0)
         return unwritten
+
+    async def find(self, specs: DeviceSpecs) -> Set[ResourceName]:
+        await trio.lowlevel.checkpoint()
+        found = self._files.find_now(specs)
+        self._kata.found(self._daemon, {resource: specs[resource] for resource in found})
+        return found
 
     async def touches(self) -> AsyncGenerator[frozenset[ResourceName] | None, None]:
         async for touched in self._kata.touches():

@@ -12,7 +12,7 @@ from gpuactors.actors import spec_keeper
 from gpuactors.core.deviceplugin import calls, entries, specs
 from gpuactors.core.events.deviceplugin import SpecsWritten
 from gpuactors.core.state import NodeState
-from gpuactors.core.values.device_spec import DeviceSpec, DeviceSpecs
+from gpuactors.core.values.device_spec import DeviceSpec, SpecsWanted
 from gpuactors.core.values.effects import Grant
 from gpuactors.core.values.model import DeviceId, DeviceKey, DeviceList, ResourceName
 from gpuactors_simulation.kubelet.values import Phase
@@ -156,9 +156,9 @@ def _knows_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
 def _believes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to be written is taken for written."""
 
-    async def written(files: DeviceSpecs, directory: object) -> SpecsWritten:
-        await directory.write(files)  # type: ignore[attr-defined]
-        return SpecsWritten(files, {})
+    async def written(wanted: SpecsWanted, directory: object) -> SpecsWritten:
+        await directory.write(wanted.specs)  # type: ignore[attr-defined]
+        return SpecsWritten(wanted.specs, {})
 
     monkeypatch.setattr(spec_keeper, "_written", written)
 
@@ -181,7 +181,10 @@ def _keeps_what_it_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
         specs,
         "written",
         lambda state, event: replace(
-            state, published=replace(state.published, written=event.specs, unwritten=event.unwritten)
+            state,
+            published=replace(
+                state.published, written=event.specs, unwritten=event.unwritten, specs_are_known=True
+            ),
         ),
     )
 

@@ -91,9 +91,23 @@ SPECS: Final = (
     Mutation(
         "a daemon that has handed over writes the CDI files of its successor",
         "core/deviceplugin/specs.py",
-        "    return state.published.specs if state.daemon.role is Role.SERVING else None\n",
-        "    return state.published.specs\n",
+        "    return None if specs is None or role is Role.HANDED_OVER else SpecsWanted(specs, role is Role.SERVING)\n",
+        "    return None if specs is None else SpecsWanted(specs, role is not Role.TAKING_OVER)\n",
         f"{_CORE}::test_only_the_serving_daemon_writes_and_one_that_serves_again_writes_anew",
+    ),
+    Mutation(
+        "a daemon takes over before it has looked which CDI files are there",
+        "core/deviceplugin/specs.py",
+        "    return state.published.specs is None or state.published.specs_are_known\n",
+        "    return True\n",
+        f"{_CORE}::test_a_daemon_takes_over_when_it_has_looked_which_files_are_there_and_offers_what_they_have_at_once",
+    ),
+    Mutation(
+        "a file with other nodes is found",
+        "acts/spec_files.py",
+        "            return content_of(self._disk, path, limits.CLAIMS_FILE_MAX_BYTES) == _text(resource, spec)\n",
+        "            return content_of(self._disk, path, limits.CLAIMS_FILE_MAX_BYTES) is not None\n",
+        f"{_DISK}::test_a_file_is_found_only_as_it_is_to_be_and_looking_changes_nothing",
     ),
     Mutation(
         "Allocate gives a GPU that the old virtual machine still has open",
@@ -112,8 +126,8 @@ SPECS: Final = (
     Mutation(
         "a file is torn for a moment: it is written in its place",
         "acts/spec_files.py",
-        "                    put_unsynced(self._disk, path, text, limits.CLAIMS_FILE_MAX_BYTES)\n",
-        "                    self._disk.write(path, text)\n",
+        "                    put_unsynced(self._disk, path, _text(resource, spec), limits.CLAIMS_FILE_MAX_BYTES)\n",
+        "                    self._disk.write(path, _text(resource, spec))\n",
         f"{_DISK}::test_killed_at_any_operation_each_file_is_the_old_or_the_new_one_and_the_next_write_heals",
     ),
     Mutation(

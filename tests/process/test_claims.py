@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,9 +16,10 @@ from tests.process.node import H100, HEALTHY, Node, address, open_node
 from tests.process.test_domains import Call
 from tests.process.test_endpoints import metrics, page
 from tests.process.test_reload import AT_ONCE, Mounted
+from tests.support import directories
 from tests.support.claims import DRIVER, NODE, Api, device_of, plugin_of, prepare, unprepare, write_kubeconfig
 from tests.support.mounts import mount, tmpfs
-from tests.support.nvidia_checkpoint import GPUS, prepared, their_checkpoint, vfio
+from tests.support.nvidia_checkpoint import prepared, their_checkpoint, vfio
 from tests.support.pod_resources_grpcio import PROTO as POD_RESOURCES
 
 
@@ -157,7 +157,7 @@ def test_a_cdi_file_that_somebody_removes_is_written_again(how: str) -> None:
         before = {path: path.read_bytes() for path in cdi.iterdir()}
         assert len(before) == 2
         if how == "directory":
-            shutil.rmtree(cdi)
+            directories.remove(cdi)
         else:
             for path in before:
                 path.unlink()
@@ -217,7 +217,7 @@ def test_a_gpu_that_nvidias_driver_has_prepared_is_its_claims_until_kubelet_unpr
         cdi.mkdir()
         content = their_checkpoint(
             Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-            {old: prepared(GPUS, NODE, vfio(old, NODE, 0, gpu))},
+            {old: prepared(vfio(old, NODE, 0, gpu))},
         )
         (directory / "checkpoint.json").write_bytes(content)
         (cdi / f"k8s.{DRIVER}-claim_{old}.yaml").write_text("devices: []")

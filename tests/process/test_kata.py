@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from gpuactors.core.values.device_spec import file_name
 from gpuactors.core.values.model import ResourceName
 from tests.process.daemon import WAIT_S, DaemonProcess, eventually, gpuactors
 from tests.process.node import H100, HEALTHY, UNHEALTHY, UNKNOWN, Node, address, open_node, refusal
+from tests.support import directories
 from tests.support.kata import SandboxError, sandbox_nodes
 from tests.support.kubelet_seen import PluginOptions
 
@@ -68,7 +68,7 @@ def test_a_file_that_somebody_removes_or_tears_is_written_again(how: str) -> Non
             case "torn":
                 (cdi / FILE).write_text('{"cdiVersion"')
             case _:
-                shutil.rmtree(cdi)
+                directories.remove(cdi)
         eventually(lambda: resolves(cdi, ONE), "the file")
         node.assert_sound(daemon)
 

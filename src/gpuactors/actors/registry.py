@@ -30,7 +30,7 @@ from gpuactors.core.reports.snapshot import (
 from gpuactors.core.state import NodeState
 from gpuactors.core.step import next_deadline, step
 from gpuactors.core.values.dead_signs import DeadSigns
-from gpuactors.core.values.device_spec import DeviceSpecs
+from gpuactors.core.values.device_spec import SpecsWanted
 from gpuactors.core.values.effects import Answer, Effect, Log, Reply
 from gpuactors.core.values.model import (
     DeviceList,
@@ -125,7 +125,7 @@ class Cells(Struct, frozen=True):
     """The names of vGPU types (`Host.vgpu_types`); None while this daemon does not serve, and without any."""
     dead_signs: Latest[DeadSigns | None]
     """The signs of dead functions (`Host.dead_signs`); None while this daemon does not serve."""
-    specs: Latest[DeviceSpecs | None]
+    specs: Latest[SpecsWanted | None]
     """The CDI files of the device plugin that are to be there (`deviceplugin/specs.py`)."""
 
 

@@ -1,14 +1,14 @@
 """The spec keeper: has the CDI files of the device plugin on disk as the core wants them, and posts what is there.
 
 It writes when the core wants other files, when somebody has touched one, and again after a failure. A write that is
-overtaken by other wanted files is not posted. A daemon that does not serve writes nothing. Must not decide which files
-there are, nor what a missing one means for a device.
+overtaken by other wanted files is not posted. A daemon that does not serve yet only looks which files are there. Must
+not decide which files there are, nor what a missing one means for a device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import aclosing
 from typing import Final
 
@@ -18,7 +18,7 @@ from gpuactors.actors.raises_only import raises_only
 from gpuactors.concurrency.latest import Latest, LatestReader
 from gpuactors.core.events import Event
 from gpuactors.core.events.deviceplugin import SpecsWritten
-from gpuactors.core.values.device_spec import DeviceSpecs
+from gpuactors.core.values.device_spec import SpecsWanted
 from gpuactors.core.values.model import ResourceName
 from gpuactors.ports.errors import StateFileError
 from gpuactors.ports.node import SpecDirectory
@@ -32,11 +32,11 @@ touch them as well."""
 
 
 async def run(
-    wanted: LatestReader[DeviceSpecs | None],
+    wanted: LatestReader[SpecsWanted | None],
     directory: SpecDirectory,
     inbox: trio.MemorySendChannel[Event],
 ) -> None:
-    """Run for ever. `wanted`: the files; None while this daemon does not serve, or does not know them yet."""
+    """Run for ever. `wanted`: the files; None while this daemon has handed over, or does not know them yet."""
     orders: Latest[int] = Latest(0)
     """How often a write was asked for: one write is enough for all that it has not seen."""
 
@@ -63,11 +63,11 @@ async def run(
         while True:
             with trio.move_on_after(SPECS_RETRY_S if retries else math.inf):
                 await ordered.receive()
-            specs, version = wanted.value, wanted.version
-            if specs is None:
+            now, version = wanted.value, wanted.version
+            if now is None:
                 retries = False  # the serving daemon writes them
                 continue
-            written = await _written(specs, directory)
+            written = await _written(now, directory)
             if wanted.version != version:
                 continue  # the next write may undo this one
             # For each order of the core, as it may have forgotten the last answer; for a touch, only what is new.
@@ -77,11 +77,17 @@ async def run(
             retries = bool(written.unwritten)
 
 
-async def _written(specs: DeviceSpecs, directory: SpecDirectory) -> SpecsWritten:
-    unwritten: Mapping[ResourceName, str]
+async def _written(wanted: SpecsWanted, directory: SpecDirectory) -> SpecsWritten:
+    """Write the files, or look for them. Of one that is not there, and not to be written, nothing is wrong."""
+    specs = wanted.specs
+    unwritten: Mapping[ResourceName, str] = {}
     try:
         with raises_only(StateFileError, "spec_keeper"):
-            unwritten = await directory.write(specs)
+            if wanted.writes:
+                unwritten = await directory.write(specs)
+                found: Set[ResourceName] = specs.keys() - unwritten.keys()
+            else:
+                found = await directory.find(specs)
     except StateFileError as exc:
-        unwritten = dict.fromkeys(specs, str(exc))
-    return SpecsWritten({r: spec for r, spec in specs.items() if r not in unwritten}, unwritten)
+        unwritten, found = dict.fromkeys(specs, str(exc)), frozenset()
+    return SpecsWritten({r: spec for r, spec in specs.items() if r in found}, unwritten)

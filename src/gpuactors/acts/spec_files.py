@@ -8,15 +8,24 @@ somebody has touched one. A reader of the directory sees the old file or the new
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Set
+from contextlib import suppress
 from functools import partial
 from typing import final
 
 from gpuactors import limits
 from gpuactors.acts.blocking_runner import BlockingRunner
 from gpuactors.acts.cdi_watch import touches
-from gpuactors.acts.disk import Disk, KeptDirectory, is_temporary, json_text, put_unsynced, unlink_if_there
-from gpuactors.core.values.device_spec import DeviceSpecs, content, file_name, resource_of
+from gpuactors.acts.disk import (
+    Disk,
+    KeptDirectory,
+    content_of,
+    is_temporary,
+    json_text,
+    put_unsynced,
+    unlink_if_there,
+)
+from gpuactors.core.values.device_spec import DeviceSpec, DeviceSpecs, content, file_name, resource_of
 from gpuactors.core.values.model import ResourceName
 
 
@@ -44,8 +53,7 @@ class SpecFiles:
             for resource, spec in sorted(specs.items()):
                 path = os.path.join(self._directory, file_name(resource))
                 try:
-                    text = json_text(content(resource, spec))
-                    put_unsynced(self._disk, path, text, limits.CLAIMS_FILE_MAX_BYTES)
+                    put_unsynced(self._disk, path, _text(resource, spec), limits.CLAIMS_FILE_MAX_BYTES)
                 except OSError as error:
                     problems[resource] = _sentence(path, error)
             # Also where nothing was written now: a daemon that was killed may have written it and not synced.
@@ -54,6 +62,21 @@ class SpecFiles:
         except OSError as error:
             return dict.fromkeys(specs, _sentence(self._directory, error))
         return problems
+
+    async def find(self, specs: DeviceSpecs) -> Set[ResourceName]:
+        """Implement `ports.node.SpecDirectory.find`."""
+        return await self._run_blocking(partial(self.find_now, specs))
+
+    def find_now(self, specs: DeviceSpecs) -> Set[ResourceName]:
+        """Look for the files now. May block."""
+        return {resource for resource, spec in specs.items() if self._is_there(resource, spec)}
+
+    def _is_there(self, resource: ResourceName, spec: DeviceSpec) -> bool:
+        """Return whether the file is there as it is here; also False if it cannot be read."""
+        path = os.path.join(self._directory, file_name(resource))
+        with suppress(OSError):
+            return content_of(self._disk, path, limits.CLAIMS_FILE_MAX_BYTES) == _text(resource, spec)
+        return False
 
     def _remove_others(self, specs: DeviceSpecs) -> dict[ResourceName, str]:
         """Remove the files of resources that have none, and temporary ones of a daemon that was killed. Return what
@@ -79,6 +102,10 @@ class SpecFiles:
     def touches(self) -> AsyncGenerator[frozenset[ResourceName] | None, None]:
         """Implement `ports.node.SpecDirectory.touches`."""
         return touches(self._directory, resource_of)
+
+
+def _text(resource: ResourceName, spec: DeviceSpec) -> bytes:
+    return json_text(content(resource, spec))
 
 
 def _sentence(path: str, error: OSError) -> str:

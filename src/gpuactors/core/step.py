@@ -452,8 +452,7 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
                     replace(state.host, vgpu_types=remembered(state.host.vgpu_types, types)), signs
                 ),
                 kubelet=replace(state.kubelet, ledger=unread),
-                # Another daemon may have written the CDI files since this one did.
-                published=replace(state.published, served=served, written={}, unwritten={}),
+                published=replace(state.published, served=served),
             )
             if not unread.names_owners:  # nothing is offered before
                 state = schedule.ask_ledger(state, at, lists=True)
@@ -467,7 +466,10 @@ def _daemon(state: NodeState, event: events.daemon.DaemonEvent, at: float) -> St
         case events.daemon.SuccessorLost():
             if state.daemon.role is not Role.HANDED_OVER:
                 return state, []
-            return replace(state, daemon=replace(state.daemon, role=Role.TAKING_OVER)), [
+            # The successor may have written the CDI files: they are looked at again.
+            published = replace(state.published, written={}, unwritten={}, specs_are_known=False)
+            daemon = replace(state.daemon, role=Role.TAKING_OVER)
+            return replace(state, daemon=daemon, published=published), [
                 Log(Level.WARNING, "daemon.successor_lost", {})
             ]
         case events.daemon.ShutdownRequested():

@@ -6,7 +6,7 @@ Must not import anything but the core's values and the latest-value cell.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeAlias
 
@@ -380,6 +380,10 @@ class SpecDirectory(Protocol):
     async def write(self, specs: DeviceSpecs) -> Mapping[ResourceName, str]:
         """Make the directory have these files, durably, and no other one of this kind. Return why each other one could
         not be written or removed, as a sentence. Raises `StateFileError` if the disk does not answer in time."""
+
+    async def find(self, specs: DeviceSpecs) -> Set[ResourceName]:
+        """Return the resources whose file is there as it is here. Writes nothing. Raises `StateFileError` if the disk
+        does not answer in time."""
 
     def touches(self) -> AsyncGenerator[frozenset[ResourceName] | None, None]:
         """Yield the resources whose file somebody has touched, also gpuactors itself. None, which is any of them, at

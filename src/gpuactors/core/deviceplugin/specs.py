@@ -19,7 +19,14 @@ from gpuactors.core.kinds.container import CONTAINER_NODE, one_backend
 from gpuactors.core.state import NodeState
 from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.cdi import CdiSpecs
-from gpuactors.core.values.device_spec import DeviceSpec, DeviceSpecs, cdi_id, is_kind, resource_of
+from gpuactors.core.values.device_spec import (
+    DeviceSpec,
+    DeviceSpecs,
+    SpecsWanted,
+    cdi_id,
+    is_kind,
+    resource_of,
+)
 from gpuactors.core.values.inventory import Device
 from gpuactors.core.values.memo import memoized
 from gpuactors.core.values.model import DeviceId, DeviceKey, DeviceList, ResourceName, Role, device_key
@@ -74,9 +81,17 @@ def _devices_behind(state: NodeState) -> Mapping[str, set[DeviceKey]]:
     return behind
 
 
-def wanted(state: NodeState) -> DeviceSpecs | None:
-    """Return the files to write; None while this daemon does not serve, or before the first device list."""
-    return state.published.specs if state.daemon.role is Role.SERVING else None
+def wanted(state: NodeState) -> SpecsWanted | None:
+    """Return the files to write, or to look for before this daemon serves; None before the first device list, and once
+    it has handed over."""
+    role, specs = state.daemon.role, state.published.specs
+    return None if specs is None or role is Role.HANDED_OVER else SpecsWanted(specs, role is Role.SERVING)
+
+
+def are_known(state: NodeState) -> bool:
+    """Return whether it is known which files are there, if any are to be. A daemon that takes over without that would
+    list every GPU as Unhealthy until its first write, also one that a pod has been given a moment before."""
+    return state.published.specs is None or state.published.specs_are_known
 
 
 def still_written(state: NodeState, specs: DeviceSpecs | None) -> DeviceSpecs:
@@ -98,7 +113,7 @@ def _in_both(written: DeviceSpecs, specs: DeviceSpecs) -> DeviceSpecs:
 def written(state: NodeState, event: SpecsWritten) -> NodeState:
     """Note which files are there, as far as they are wanted still."""
     on_disk = _in_both(event.specs, state.published.specs or {})
-    published = replace(state.published, written=on_disk, unwritten=event.unwritten)
+    published = replace(state.published, written=on_disk, unwritten=event.unwritten, specs_are_known=True)
     return replace(state, published=published)
 
 

@@ -13,6 +13,7 @@ from gpuactors.core.deviceplugin import listing
 from gpuactors.core.deviceplugin.device_lists import is_ready
 from gpuactors.core.deviceplugin.entries import is_offered
 from gpuactors.core.deviceplugin.registration import PluginOrder, is_registered, order
+from gpuactors.core.deviceplugin.specs import are_known
 from gpuactors.core.domains.outputs import DomainsWanted, domains_wanted
 from gpuactors.core.host.dead_signs import known_errors
 from gpuactors.core.kinds.table import kind_of
@@ -153,7 +154,7 @@ def project(state: NodeState) -> Outputs:
         claims=_claims(state),
         domains=domains_wanted(state) if state.domains.settings is not None else None,
         partitions=_partitions(state),
-        take_over=state.daemon.role is Role.TAKING_OVER and is_ready(state),
+        take_over=state.daemon.role is Role.TAKING_OVER and is_ready(state) and are_known(state),
         stopping=state.daemon.stopping,
     )
 

@@ -140,9 +140,11 @@ class Published(Struct, frozen=True, gc=False):
     """The CDI files that are to be there for the device plugin; None where it answers by device nodes, and before the
     first device list."""
     written: DeviceSpecs = field(default_factory=dict)
-    """The CDI files that are there, by the last write."""
+    """The CDI files that are there, by the last write or look."""
     unwritten: Mapping[ResourceName, str] = field(default_factory=dict)
     """Why a file could not be written, as a sentence."""
+    specs_are_known: bool = False
+    """Whether the directory of the CDI files has been written or looked at once."""
 
 
 class Daemon(Struct, frozen=True, gc=False):

@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
+from msgspec import Struct
+
 from gpuactors.core.values.cdi import device_nodes
 from gpuactors.core.values.claim import Json
 from gpuactors.core.values.model import DeviceId, ResourceName
@@ -32,6 +34,14 @@ DeviceSpec: TypeAlias = Mapping[DeviceId, tuple[str, ...]]
 
 DeviceSpecs: TypeAlias = Mapping[ResourceName, DeviceSpec]
 """The files, by their resource, which is their CDI kind."""
+
+
+class SpecsWanted(Struct, frozen=True, gc=False):
+    """The files that are to be there."""
+
+    specs: DeviceSpecs
+    writes: bool
+    """False: another daemon serves and writes its own. Only look which of these are there."""
 
 
 def is_kind(resource: str) -> bool:

@@ -111,13 +111,13 @@ def gpu(
 
 def audio(address: str, group: int, *, driver: str | None = "vfio-pci") -> PciFunction:
     """The audio function of a card."""
-    return replace(gpu(address, group, driver=driver), class_code="040300", device="1aef", model=None)
+    return replace(gpu(address, group, driver=driver), class_code="040300", device="1aef", model="")
 
 
 def disk(address: str, group: int, *, driver: str | None = "nvme") -> PciFunction:
     """A disk of the host."""
     function = gpu(address, group, driver=driver)
-    return replace(function, vendor="144d", device="a808", class_code="010802", model=None)
+    return replace(function, vendor="144d", device="a808", class_code="010802", model="")
 
 
 def mediated_device(

@@ -1,4 +1,4 @@
-"""One GPU that NVIDIA's device plugin and gpuactors both serve: who gives it first has it (docs/mixed-nodes.md)."""
+"""One GPU that NVIDIA's device plugin and gpuactors both serve: who gives it first has it (docs/operate.md)."""
 
 from __future__ import annotations
 

@@ -57,9 +57,14 @@ def two() -> Core:
 def used(core: Core, *selectors: Selector, keys: tuple[str, ...] = ("select",)) -> None:
     """The file has these selectors now, and the scan that follows comes back with all that was there."""
     core.feed(ConfigUsed(keys, selectors, core.state.daemon.settings.vgpu_types))
+    scanned(core, *core.state.host.functions.values())
+
+
+def scanned(core: Core, *functions: PciFunction) -> None:
+    """The scan by the new selectors comes back with these."""
     scan = project(core.state).inspections.scan
     assert scan is not None, "a scan by the new selectors is requested"
-    core.feed(HostScanned(scan, tuple(core.state.host.functions.values())))
+    core.feed(HostScanned(scan, functions))
 
 
 # --- what follows -----------------------------------------------------------------------------------------
@@ -99,12 +104,22 @@ def test_a_scan_that_was_begun_before_is_followed_by_another_one() -> None:
 
 def test_what_only_the_new_selectors_choose_comes_with_the_scan() -> None:
     core = two()
-    other = replace(gpu(C), vendor="1002", class_code="120000", model=None)
+    other = replace(gpu(C), vendor="1002", class_code="120000", model="")
     core.feed(ConfigUsed(("select",), (*SETTINGS.selectors, parse_selector("vendor=1002")), ()))
-    scan = project(core.state).inspections.scan
-    assert scan is not None
-    core.feed(HostScanned(scan, (*core.state.host.functions.values(), other)))
+    scanned(core, *core.state.host.functions.values(), other)
     assert core.device_list(ResourceName("amd.com/2330")) == {C: "Healthy"}
+
+
+def test_a_gpu_that_was_inspected_as_excluded_has_no_name_and_is_in_no_list_before_the_scan() -> None:
+    """As one that a claim keeps. It was nvidia.com/2331 until the scan, and kubelet had that resource from then on."""
+    core = Core(gpu(A), gpu(B))
+    core.feed(ConfigUsed(("select",), (*SETTINGS.selectors, parse_selector(f"!address={B}")), ()))
+    scanned(core, gpu(A), replace(gpu(B), model=None))
+    core.feed(ConfigUsed(("select",), SETTINGS.selectors, ()))
+    assert [*core.state.published.device_lists] == [H100]
+    assert core.device_list() == {A: "Healthy"}
+    scanned(core, gpu(A), gpu(B))
+    assert core.device_list() == {A: "Healthy", B: "Healthy"}
 
 
 def test_an_excluded_device_leaves_the_list_and_one_in_an_answer_only_later() -> None:

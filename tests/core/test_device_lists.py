@@ -49,7 +49,7 @@ def test_a_model_never_seen_before_becomes_a_resource_of_its_own() -> None:
 
 
 def test_an_unknown_id_gets_its_hex_digits() -> None:
-    core = Core(gpu(A, device="29ff", model=None))
+    core = Core(gpu(A, device="29ff", model=""))
     assert core.device_list(ResourceName("nvidia.com/29ff")) == {A: "Healthy"}
 
 

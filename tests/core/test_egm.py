@@ -46,7 +46,7 @@ def grace(*sets: DeviceSet, settings: Settings = SETTINGS) -> Core:
         core.feed(KubeletAppeared("1"))
         wanted = specs.wanted(core.state)
         assert wanted is not None
-        core.feed(SpecsWritten(wanted, {}))
+        core.feed(SpecsWritten(wanted.specs, {}))
     return core
 
 

@@ -34,7 +34,7 @@ UNREADABLE: Final = "KubeVirt reads other devices"
 
 CLAIM_SEEN_S: Final = limits.LEDGER_QUIET_S + LIST_NAMES_S + 2 * LIST_HELD_S
 """Only List shows the claim of another driver that has no file, and it is not called in an Allocate: how late it is
-seen after its pod has come (docs/adr/0017)."""
+seen after its pod has come (docs/dev/adr/0017)."""
 
 FRESH_S: Final = 0.1
 """A ledger as old as this is fresh enough."""

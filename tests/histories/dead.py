@@ -1,4 +1,4 @@
-"""Cards that die on one node (docs/adr/0024-a-dead-gpu-is-known-by-passive-signs.md), what each daemon must know of it,
+"""Cards that die on one node (docs/dev/adr/0024), what each daemon must know of it,
 and whether the daemons keep to that.
 
 A function that has died is dead until the kernel enumerates it again, also where it answers before. Its own count of

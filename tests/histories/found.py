@@ -503,6 +503,19 @@ FOUND_WITH_CLAIMS: Final[dict[str, tuple[int, Script]]] = {
             "a pod with a claim comes+0.001; the daemon is told to stop; reads of the ledger take long+3; "
             "the checkpoint is lost; a card is pulled; a claim is deleted at the API server",
         ),
+        # A poll that had begun before opened the group that was the pod's by then.
+        "two cards swap their groups while a poll that may open them is under way": (
+            8157869810,
+            "a pod and a claim race for a card; the API server goes away; "
+            "the node reboots with another model in a slot@1; the API server is back+70; "
+            "two cards are rescanned and swap their group numbers",
+        ),
+        # The claim was bound again, and the card was never returned to its driver.
+        "a card's inspection fails after the act that has bound it": (
+            210623190923,
+            "reads of the ledger take long; the next uevents are late; a stream is lost@1; "
+            "a pod with a claim comes@4+0.001; inspections fail+70",
+        ),
         "the write of a claim's file fails after a crash, and the claim ends": (
             5961405972,
             "a pod with a claim comes; a daemon crashes@173; the checkpoint is corrupt; a card is pulled; "
@@ -692,6 +705,12 @@ FOUND_WITH_FABRIC: Final[dict[str, tuple[int, Script]]] = {
             "a pod for two cards comes+0.001; a pod is force-deleted and dies late; "
             "an external process opens a card",
         ),
+        "a container is to start after a restart of the fabric manager, and the first query lies": (
+            553830876952,
+            "a pod for two cards comes+0.001; kubelet stops+0.3; the fabric manager restarts; "
+            "the next query is wrong about a partition@38; a pod for two cards comes; kubelet starts; "
+            "a pod is force-deleted and dies late@5+11",
+        ),
     }.items()
 }
 """On nodes that activate partitions of an NVLink fabric."""
@@ -700,6 +719,11 @@ FOUND_WITH_FABRIC: Final[dict[str, tuple[int, Script]]] = {
 FOUND_WITH_KATA: Final[dict[str, tuple[int, Script]]] = {
     name: (seed, parse_script(script))
     for name, (seed, script) in {
+        # All cards were Unhealthy until the successor's first write, that of the pod as well.
+        "a successor takes over while a pod comes, and writes of CDI files take long": (
+            2202398841624,
+            "a successor starts; writes of CDI files take long; a pod comes+0.001",
+        ),
         "a card comes back while its CDI file is being written without it, and a pod gets it": (
             2199023255553,
             "polls take long+3; writes of CDI files take long; unbind+0.3; bind to vfio-pci+0.4; "

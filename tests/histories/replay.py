@@ -9,16 +9,7 @@ from typing import Any, Final, Protocol, TextIO, final
 
 import trio
 
-from gpuactors_simulation.show import (
-    DEVICES_HEAD,
-    RESOURCES_HEAD,
-    aligned,
-    counts_of,
-    device_rows,
-    reason_of,
-    remark_lines,
-    resource_rows,
-)
+from gpuactors_simulation.show import DEVICES, RESOURCES, aligned, counts_of, reason_of, remark_lines
 from gpuactors_simulation.world import Moment
 from tests.histories.play import Failure, Played, play
 from tests.histories.script import Script, Step, format_step, replay_line
@@ -88,11 +79,9 @@ class _Text:
     def step(self, title: str, number: int, moment: Moment) -> None:
         heading = f"{title} ({moment.at_s:.3f} s)"
         self._say("" if number else None, heading, "-" * len(heading))
-        tables = [aligned(RESOURCES_HEAD, resource_rows(moment), right=frozenset({1, 2, 3, 4}))]
-        tables.append(aligned(DEVICES_HEAD, device_rows(moment), right=frozenset({2})))
-        for table in tables:
-            if table:
-                self._say(*(f"  {line}" for line in table), "")
+        for table in (RESOURCES, DEVICES):
+            if lines := aligned(table.head, table.rows(moment), right=table.right):
+                self._say(*(f"  {line}" for line in lines), "")
         for remark in remark_lines(moment):
             self._say(*textwrap.wrap(remark, _COLUMNS, initial_indent="  ", subsequent_indent="    "))
 

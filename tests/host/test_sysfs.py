@@ -563,6 +563,15 @@ def test_an_unselected_physical_function_is_no_device_and_has_no_name_of_pci_ids
     assert virtual.model is not None
 
 
+def test_a_chosen_model_that_pci_ids_does_not_know_has_an_empty_name_and_an_excluded_one_none(
+    tree: HostTree,
+) -> None:
+    tree.plug(replace(GPU, device="29ff"))
+    gpu = PciAddress(GPU.address)
+    assert [function.model for function in reader(tree).scan()] == [""]
+    assert [function.model for function in reader(tree, ["vendor=1002"]).scan({gpu})] == [None]
+
+
 def test_a_physical_function_is_read_once_for_all_its_virtual_ones(tree: HostTree) -> None:
     tree.plug(replace(FLEX, driver="pci-pf-stub"))
     tree.virtualize(FLEX.address, 4, "vfio-pci")

@@ -389,6 +389,20 @@ async def test_open_is_a_last_resort(tree: HostTree, kind: Kind) -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_group_that_is_another_cards_by_now_is_not_opened_and_nothing_is_known_of_it(
+    tree: HostTree, kind: Kind
+) -> None:
+    """Found by a history: two cards were plugged in again and had swapped their groups, one of them a pod's."""
+    reader = kind(root(tree), "open", open_node=tree.open_node)
+    moved = PollTarget(2, (address(3),), may_open=True)
+    gone = PollTarget(9, (address(9),), may_open=True)
+    uses = await observe(reader, moved, gone, target(1, may_open=True, functions=2))
+    assert tree.probed == ("/dev/vfio/1",)
+    assert {g: u.open_refused for g, u in uses.items()} == {1: False}
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("holders", ["passive", "proc", "open"])
 async def test_nothing_is_opened_where_the_target_does_not_allow_it(
     tree: HostTree, kind: Kind, holders: Holders

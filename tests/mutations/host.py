@@ -8,6 +8,13 @@ from typing import Final
 from tests.mutations.mutations import Mutation
 
 HOST: Final = (
+    Mutation(
+        "a group is opened by a number that is another card's by now",
+        "host/use.py",
+        "        return frozenset(target.functions) <= frozenset(members)\n",
+        "        return bool(members)\n",
+        "tests/host/test_use.py::test_a_group_that_is_another_cards_by_now_is_not_opened_and_nothing_is_known_of_it",
+    ),
     # --- the group of a GPU, and what is the host's in it ------------------------------------------------------------
     Mutation(
         "a bridge in the slot is a companion",

@@ -14,6 +14,13 @@ _SYSFS: Final = "tests/host/test_sysfs.py"
 
 RELOAD: Final = (
     Mutation(
+        "a GPU whose name was not looked up is listed by its hex digits",
+        "core/values/inventory.py",
+        "    if not (function.vendor and function.device) or function.model is None:\n",
+        "    if not (function.vendor and function.device):\n",
+        f"{_CORE}::test_a_gpu_that_was_inspected_as_excluded_has_no_name_and_is_in_no_list_before_the_scan",
+    ),
+    Mutation(
         "the lists do not follow names that alone have changed",
         "core/deviceplugin/device_lists.py",
         "        state.daemon.settings,  # the names alone may be others\n",

@@ -112,7 +112,7 @@ def _devices(state: NodeState, at: float) -> tuple[DeviceView, ...]:
 def _present(state: NodeState, reported: DeviceReport, device: Device, at: float) -> DeviceView:
     function = device.units[0] if device.units else None  # None: its parent is no PCI function
     mediated, inspection = state.host.mediated.get(device.key), state.host.seen.get(device.key)
-    model = function.model if function is not None else None
+    model = (function.model or None) if function is not None else None
     polled = last_poll(state, device)
     return DeviceView(
         address=device.key,
@@ -201,7 +201,8 @@ def _cards(state: NodeState) -> tuple[CardView, ...]:
         ):
             continue
         parent = None if function.physical is None else device_key(function.physical)
-        cards[key] = CardView(key, function.vendor, function.device, function.model, function.driver, parent)
+        model = function.model or None
+        cards[key] = CardView(key, function.vendor, function.device, model, function.driver, parent)
         wanted.add(parent)
     return tuple(cards[key] for key in sorted(cards))
 

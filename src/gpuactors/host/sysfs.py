@@ -383,7 +383,7 @@ class SysfsReader:
             pcie_root=root,
             nodes=nodes,
             # Only of the selected ones: reading a vendor's names for the first time takes as long as ten inspections.
-            model=self._names.lookup(identity.vendor, identity.device) if chosen else None,
+            model=(self._names.lookup(identity.vendor, identity.device) or "") if chosen else None,
             fault=directory.faults[0] if directory.faults else None,
             without_iommu=vfio_bound and group is not None and self._is_without_iommu(group),
             iommufd=look.node(IOMMUFD_NODE) is True,

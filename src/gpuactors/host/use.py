@@ -24,7 +24,7 @@ from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, Holder, PciAddress
 from gpuactors.host.faults import fault, gone, raise_if_short
 from gpuactors.host.procfs import ProcPass, ProcReader
-from gpuactors.host.root import GROUP_NODES, PCI_DEVICES, HostRoot, group_node
+from gpuactors.host.root import GROUP_NODES, IOMMU_GROUPS, PCI_DEVICES, HostRoot, group_node
 from gpuactors.host.sysfs import read_attribute
 from gpuactors.host.threads import start_thread
 from gpuactors.ports.errors import HostError
@@ -202,7 +202,7 @@ class _Observation:
         if self._holders == "open":
             for passive in self._passive:
                 if passive.to_open and self._begin(passive.target.group):
-                    self._try_open(passive.target.group)
+                    self._try_open(passive.target)
 
     def _begin(self, part: int) -> bool:
         if self.given_up or part in self._skip:
@@ -245,8 +245,9 @@ class _Observation:
     def _go_on(self) -> bool:
         return not self.given_up
 
-    def _try_open(self, group: int) -> None:
-        if time.monotonic() > self._open_until:
+    def _try_open(self, target: PollTarget) -> None:
+        group = target.group
+        if time.monotonic() > self._open_until or not self._is_still_of(target):
             return
         try:
             self._open_node(self._root.real(group_node(group)))
@@ -258,6 +259,15 @@ class _Observation:
             self._refused[group] = True if error.errno == errno.EBUSY else None
         else:
             self._refused[group] = False
+
+    def _is_still_of(self, target: PollTarget) -> bool:
+        """Return whether the group still has the target's functions: a card that is plugged in gets the lowest free
+        number, and a pod may have that one."""
+        try:
+            members = os.listdir(self._root.real(f"{IOMMU_GROUPS}/{target.group}/devices"))
+        except OSError:
+            return not target.functions
+        return frozenset(target.functions) <= frozenset(members)
 
     @property
     def problem(self) -> str | None:

@@ -231,11 +231,13 @@ class FakeKernel:
 
     def power_off(self) -> None:
         """The machine stops: no process has a GPU open, no write sleeps, and every function is without override. The
-        functions come back by `plug`."""
+        functions come back by `plug`, and `/dev` is a new one."""
         for address in list(self._minors):
             for pid in self._users.get(address, ()):
                 self.tree.kill(pid)
             self._unmade(address)
+        for node in (self.tree.root / "dev").glob("nvidia[0-9]*"):
+            node.unlink()
         for held in (
             self._users,
             self._asleep,
@@ -469,9 +471,8 @@ class FakeKernel:
         )
 
     def _unmade(self, address: str) -> None:
-        minor = self._minors.pop(address, None)
-        if minor is not None:
-            (self.tree.root / f"dev/nvidia{minor}").unlink()
+        """The node stays: nvidia-modprobe makes it, and nothing removes it. The next GPU gets its number."""
+        if self._minors.pop(address, None) is not None:
             (self.tree.root / f"proc/driver/nvidia/gpus/{address}/information").unlink()
 
 

@@ -18,6 +18,7 @@ from gpuactors.core.events.claims import (
 )
 from gpuactors.core.events.daemon import ShutdownRequested
 from gpuactors.core.events.deviceplugin import CallAbandoned
+from gpuactors.core.events.host import InspectionFailed
 from gpuactors.core.gpus.config import KIND
 from gpuactors.core.state.claims import gpus_of
 from gpuactors.core.values import claim_states as table
@@ -590,6 +591,27 @@ def test_a_gpu_that_is_back_on_its_host_driver_is_bound_again_before_the_claim_i
     core.release("files")
     assert isinstance(core.answer(token), Prepared)
     assert any(e.name == "claim.astray" for e in core.effects if isinstance(e, Log))
+    core.unprepare(ONE)
+    assert core.driver(A) == "nvidia"
+
+
+def test_an_inspection_that_fails_after_the_act_does_not_say_that_the_gpu_is_on_its_host_driver() -> None:
+    """Found by a history: what was known before the act counted as what the inspection has seen. The claim was reserved
+    again, and its GPU, on vfio-pci by then, was never returned."""
+    core = core_with(ON_HOST, one=(A,))
+    core.held_back = {"device"}
+    core.prepare(ONE)
+    (act,) = core.wanted.devices.values()
+    core.held_back = {"inspection"}
+    core.feed(core.act_event(act))
+    for _ in range(2):
+        number = core.state.host.inspections.functions[ON_HOST.address]
+        core.feed(InspectionFailed(number, ON_HOST.address, "Input/output error"))
+        core.pass_time(1.0)
+        assert core.logged("claim.astray") == []
+    core.release("inspection")
+    core.pass_time(60.0)
+    assert core.claim_state(ONE) is ClaimState.PREPARED
     core.unprepare(ONE)
     assert core.driver(A) == "nvidia"
 

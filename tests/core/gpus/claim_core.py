@@ -228,4 +228,5 @@ def driver_after(known: PciFunction, first: OriginalDriver, target: Target) -> s
 def on_driver(function: PciFunction, driver: str | None) -> PciFunction:
     vfio = driver == "vfio-pci"
     nodes = ("/dev/vfio/vfio", f"/dev/vfio/{function.iommu_group}") if vfio else ()
-    return replace(function, driver=driver, vfio_bound=vfio, nodes=nodes)
+    host_nodes = () if vfio else function.host_nodes
+    return replace(function, driver=driver, vfio_bound=vfio, nodes=nodes, host_nodes=host_nodes)

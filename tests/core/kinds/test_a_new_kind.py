@@ -204,7 +204,7 @@ def test_a_claim_does_not_keep_a_device_that_has_become_another_model(core: Reco
 
 
 def test_the_document_names_each_question_and_only_these_files_know_the_kind() -> None:
-    text = (ROOT / "docs/architecture.md").read_text()
+    text = (ROOT / "docs/dev/architecture.md").read_text()
     section = text.partition("## A new kind of device\n")[2].partition("\n## ")[0]
     questions = {name for name in vars(Kind) if not name.startswith("_")}
     assert {name for name in questions if f"`{name}`" not in section} == set()

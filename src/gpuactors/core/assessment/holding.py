@@ -2,7 +2,7 @@
 
 The assessment uses the first holder; a call of kubelet and a claim use the first one that is not their own. A device
 held by the pod that kubelet gave it to is Healthy, and counted once; one held by any other process is Unhealthy, and
-the holder is named (docs/architecture.md, "Which devices are Healthy").
+the holder is named (docs/dev/architecture.md, "Which devices are Healthy").
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _NO_CLUSTER: Final = "00000000-0000-0000-0000-000000000000"
 
 _WHAT_TO_DO: Final = (
     "set --clique to the clique of this node, or to none on nodes without such a fabric; or let GPU Feature Discovery "
-    f"label the Node ({LABEL}), or give gpuactors NVML (docs/compute-domains.md)"
+    f"label the Node ({LABEL}), or give gpuactors NVML (docs/dra.md#compute-domains-imex-channels-as-claims)"
 )
 
 

@@ -51,7 +51,9 @@ def on_state_changed(before: NodeState, state: NodeState) -> Gpus:
         return gpus
     gone = functions_before.keys() - functions.keys()
     settled = {
-        a: n for a, n in gpus.settled.items() if (last := seen.get(a)) is not None and last.inspection <= n
+        a: n
+        for a, n in gpus.settled.items()
+        if (last := seen.get(a)) is not None and (last.inspection <= n or last.has_failed)
     }
     drivers = gpus.original_drivers
     if not gone.isdisjoint(drivers):

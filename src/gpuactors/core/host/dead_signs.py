@@ -1,5 +1,5 @@
 """The memory of signs that a function is dead: which function has one now, and what the next daemon is to know
-(docs/adr/0024-a-dead-gpu-is-known-by-passive-signs.md).
+(docs/dev/adr/0024-a-dead-gpu-is-known-by-passive-signs.md).
 
 A sign lasts until the kernel enumerates the function again, which gives it another presence: that alone sets up a
 function that has lost its state. Two signs are no lasting facts of the kernel's: a function that was silent may answer

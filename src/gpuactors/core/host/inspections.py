@@ -219,6 +219,8 @@ def inspection_failed(state: NodeState, event: InspectionFailed, at: float) -> N
             host = _with_results(
                 host, [(event.inspection, {event.address: replace(last, fault=event.reason)})], at
             )
+            failed = replace(host.seen[event.address], has_failed=True)
+            host = replace(host, seen={**host.seen, event.address: failed})
     host = replace(host, inspections=_inspections_back(host.inspections, (event.address,)))
     state = _settle(replace(state, host=host), [(event.inspection, {event.address})], at, failed=True)
     return _again_soon(state, event, at) if event.shortage else state
@@ -346,6 +348,8 @@ def _with_ids(function: PciFunction, last: PciFunction | None) -> PciFunction:
     if last is not None and function.gpu_uuid is None and _is_of_model(function, last):
         # Only its host's driver shows the UUID; it is the same GPU as long as it is there.
         function = replace(function, gpu_uuid=last.gpu_uuid)
+    if last is not None and not function.host_nodes and function.presence == last.presence:
+        function = replace(function, former_nodes=last.host_nodes or last.former_nodes)
     if last is not None and function.physical is None and function.presence == last.presence != 0:
         # Both links go first when a virtual function is removed; it is there until no process has it open.
         function = replace(function, physical=last.physical)

@@ -1,5 +1,5 @@
 """Whether a device is dead, by the passive signs that the kernel shows of its functions
-(docs/adr/0024-a-dead-gpu-is-known-by-passive-signs.md).
+(docs/dev/adr/0024-a-dead-gpu-is-known-by-passive-signs.md).
 
 Each sign lasts until the kernel enumerates the function again: that alone sets up a function that has lost its state.
 Must not decide who has the device, nor read any event: an event of an error is a hint.

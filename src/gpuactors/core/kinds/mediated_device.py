@@ -131,7 +131,7 @@ class MediatedDevices:
             "profile": device.model or None,
             "parent": card.address if card is not None else None,
             "vendorID": f"0x{card.vendor}" if card is not None and card.vendor else None,
-            "productName": card.model if card is not None else None,
+            "productName": (card.model or None) if card is not None else None,
             "iommuGroup": device.group,
         }
         return OfferedDevice(

@@ -170,7 +170,7 @@ class PciFunctions:
             "uuid": None if function.is_nvswitch else str(uuid5(NAMESPACE_DNS, device.key)),
             "vendorID": f"0x{function.vendor}" if function.vendor else None,
             "deviceID": f"0x{function.device}" if function.device else None,
-            "productName": function.model,
+            "productName": function.model or None,
             "iommuGroup": device.group,
             "iommuFDEnabled": device.iommufd,
         }

@@ -92,7 +92,7 @@ class Vgpus(PciFunctions):
             "profileID": function.vgpu.type if function.vgpu is not None else None,
             "vgpuFramework": "vf",
             "uuid": physical.gpu_uuid if physical is not None else None,
-            "productName": physical.model if physical is not None else None,
+            "productName": (physical.model or None) if physical is not None else None,
             "parent": device.parent,
         }
         attributes = {name: value for name, value in offered.attributes.items() if name not in own}

@@ -1,7 +1,7 @@
 """The releases of devices: evidence of what happened between two tenants, for `explain`.
 
 Who had it, until when, and the methods by which the kernel could reset it then. Whether it was reset no file and no
-event says (docs/adr/0024-a-dead-gpu-is-known-by-passive-signs.md), so that is never claimed. Nothing is decided by it.
+event says (docs/dev/adr/0024), so that is never claimed. Nothing is decided by it.
 """
 
 from __future__ import annotations

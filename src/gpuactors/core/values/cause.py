@@ -1,7 +1,7 @@
 """The reason for a device's health, or for a refused call, as a word for programs: labels of metrics, taints, alerts.
 
-One cause for each remedy. `MEANINGS` has the meaning and the remedy of each; `just causes` makes docs/causes.md from
-it. A cause is never parsed from a sentence, and no sentence is ever compared.
+One cause for each remedy. `MEANINGS` has the meaning and the remedy of each; `just tables` writes the table of
+docs/reference.md#causes. A cause is never parsed from a sentence, and no sentence is ever compared.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
         UNHEALTHY,
         "A pod has it by a DRA claim, or as a device of another resource. Kubelet counts it there. `may be`: a pod "
         "has a GPU, and nothing says which one.",
-        "Nothing, if that is meant. Otherwise let only one plugin or driver offer this GPU, and end that pod. "
+        "Nothing, if intended. Otherwise let only one plugin or driver offer this GPU, and end that pod. "
         "`may be`: mount the CDI directory that the message names, or end that pod.",
     ),
     Cause.GROUP_IN_USE: Meaning(
@@ -162,7 +162,7 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     Cause.DEAD: Meaning(
         UNHEALTHY,
         "It does not answer, or has had a fatal PCIe error: it, a device that it is a part of, or a companion. It is "
-        "offered again when the kernel has enumerated that function again, also where it answers before.",
+        "offered again only when the kernel has enumerated that function again, even if it answers before.",
         "See the kernel's log. Write 1 to the function's `remove`, then to `/sys/bus/pci/rescan`, or restart the node. "
         "If it dies again, replace the card.",
     ),
@@ -182,7 +182,7 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     Cause.NOT_SELECTED: Meaning(
         UNHEALTHY,
         "No selector matches it, or none under this name, but a pod still has it or a pending call names it.",
-        "Nothing, if that is meant. Otherwise see --select, and whether pci.ids was renewed.",
+        "Nothing, if intended. Otherwise see --select, and whether pci.ids was renewed.",
     ),
     Cause.NO_IOMMU_MODE: Meaning(
         UNHEALTHY,
@@ -229,7 +229,7 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
     Cause.VIRTUAL_FUNCTION: Meaning(
         UNHEALTHY,
         "It is an SR-IOV virtual function on NVIDIA's driver, which makes vGPUs of such. gpuactors never unbinds it.",
-        "Nothing, if that is meant. To offer it as a vGPU, set its type.",
+        "Nothing, if intended. To offer it as a vGPU, set its type.",
     ),
     Cause.VGPU_UNNAMED: Meaning(
         UNHEALTHY,
@@ -473,30 +473,19 @@ MEANINGS: Final[Mapping[Cause, Meaning]] = {
 }
 """Every cause, in the order of the table."""
 
-
-_HEAD: Final = """\
-# Causes
-
-Made by `just causes` from `src/gpuactors/core/values/cause.py`: change it there.
-
-The cause of a device's health is in the log (`cause` of `device.changed`, `devices.changed` and `device.gone`) and in
-the output of `gpuactors inspect` and `gpuactors explain` as JSON. The causes of a refused call are in the log (`causes`
-of `call.refused` and `claim.refused`) and in the metric `gpuactors_refusals_total`. A cause is stable across versions.
-The sentence beside it is for people, and may change.
-
-The column Health has the health that gpuactors advertises: `as before` leaves it unchanged, and `-` is a cause of
-calls only. A device that kubelet has allocated to a pod stays Healthy while it is bound to a vfio driver, whatever
-else is wrong with it, because kubelet subtracts it already.
-"""
-
-
-def document() -> str:
-    """Return docs/causes.md: every cause with its meaning."""
-    rows = (f"| `{cause}` | {row.health} | {row.means} | {row.remedy} |" for cause, row in MEANINGS.items())
-    return "\n".join(
-        [_HEAD, "| Cause | Health | What it means | What to do |", "|---|---|---|---|", *rows, ""]
-    )
-
-
-if __name__ == "__main__":
-    print(document(), end="")
+MAY_LAST: Final = frozenset(
+    {
+        Cause.CLAIMED_ELSEWHERE,
+        Cause.GROUP_IN_USE,
+        Cause.CARD_IN_USE,
+        Cause.HOLDER_UNKNOWN,
+        Cause.NOT_SELECTED,
+        Cause.VIRTUAL_FUNCTION,
+        Cause.VIRTUAL_FUNCTIONS,
+        Cause.MEDIATED_DEVICES,
+        Cause.LISTED_AS_OTHER,
+        Cause.ID_RELEASED,
+    }
+)
+"""The causes of an Unhealthy device that may last while all is well: it is in use, or as its operator has set it up.
+Any other one needs a hand, and has an alert."""

@@ -1,5 +1,5 @@
 """The remembered signs that PCI functions are dead, and what a reader of sysfs must know of them
-(docs/adr/0024-a-dead-gpu-is-known-by-passive-signs.md).
+(docs/dev/adr/0024-a-dead-gpu-is-known-by-passive-signs.md).
 
 A file of its own: the state, the file of signs, the readers and their requests have it. Must not decide when a function
 is dead: that is `core/host/dead_signs.py`.

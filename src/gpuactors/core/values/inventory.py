@@ -116,9 +116,10 @@ def orphans_of(device: Device, orphans: Mapping[DeviceKey, Orphan]) -> list[Orph
 def is_selected(selectors: Iterable[Selector], function: PciFunction) -> bool:
     """Return whether the operator's selectors choose this function as a device of its own.
 
-    A function whose ids could never be read is not chosen: its resource is not known.
+    A function whose ids could never be read is not chosen: its resource is not known. Nor is one whose name was not
+    looked up: the scan by the selectors of a changed file does that.
     """
-    if not (function.vendor and function.device):
+    if not (function.vendor and function.device) or function.model is None:
         return False
     is_companion = function.class_code.startswith(COMPANION_CLASSES)
     matching = [

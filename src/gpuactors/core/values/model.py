@@ -113,7 +113,8 @@ class PciFunction(Struct, frozen=True, gc=False):
     """The device nodes that exist for it, as paths of the host: container, group, cdev, iommufd; without a driver only
     its group's."""
     model: str | None
-    """The model's name in pci.ids."""
+    """The model's name in pci.ids; empty if it has none there. None: it was not looked up, as no selector that was used
+    for the inspection chooses the function."""
     fault: str | None
     """The parts that could not be read, as a sentence; None if all could."""
     without_iommu: bool = False
@@ -129,6 +130,9 @@ class PciFunction(Struct, frozen=True, gc=False):
     host_nodes: tuple[str, ...] = ()
     """The device nodes by which a container uses it through its host's driver: `/dev/nvidia0`, `/dev/dri/renderD128`.
     Empty on a vfio driver, and if unknown."""
+    former_nodes: tuple[str, ...] = ()
+    """Its last `host_nodes`, since it has left its host's driver: nothing removes them, and another GPU may have them
+    now. Only the core knows."""
     has_parts: bool | None = None
     """True if NVIDIA's driver has divided it into MIG devices; None if unknown."""
     memory_bytes: int = 0
@@ -198,6 +202,8 @@ class Seen(Struct, frozen=True, gc=False):
     """When it came back."""
     changed_at: float
     """When the function at the address, or its absence, was first seen as it is now."""
+    has_failed: bool = False
+    """Whether the inspection failed as a whole: what is known is from one before it, also the driver."""
 
 
 class Retry(Struct, frozen=True, gc=False):

@@ -13,7 +13,7 @@ import re
 from typing import Final
 
 CONTROL_DIRECTORY: Final = "gpuactors"
-"""The directory of the daemon's control socket, in kubelet's directory of device plugins (docs/adr/0020)."""
+"""The directory of the daemon's control socket, in kubelet's directory of device plugins (docs/dev/adr/0020)."""
 
 _LABEL_CHARS_MAX: Final = 63
 _SUBDOMAIN_CHARS_MAX: Final = 253

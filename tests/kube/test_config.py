@@ -189,6 +189,43 @@ def test_a_file_that_is_no_kubeconfig_is_named(text: str, tmp_path: Path) -> Non
         from_kubeconfig(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('users:\n- user:\n    token: SECRET: "x', "line 3, column 18 is no YAML"),
+        ("users:\n- user: {token: !!int SECRET}", "it is no YAML"),
+        ("users:\n- user: {token: [SECRET]}", "Expected `str`, got `array`"),
+        ("clusters: [{name: a, cluster: {server: 'https://u:SECRET@h'}}]", "no address of an API server"),
+        ('users: [{name: a, user: {token: "SECRET\\nx"}}]', "characters that no token has"),
+        ("users: [{name: a, user: {token: SECRETé}}]", "characters that no token has"),
+    ],
+)
+def test_no_error_has_a_word_of_a_token(text: str, named: str, tmp_path: Path) -> None:
+    """The text reaches the log, the doctor and `gpuactors bundle`."""
+    path, keys = tmp_path / "config", text.partition(":")[0]
+    rest = {
+        "users": "users: [{name: a, user: {}}]",
+        "clusters": "clusters: [{name: a, cluster: {server: 'https://h'}}]",
+        "contexts": "contexts: [{name: a, context: {cluster: a, user: a}}]",
+        "current-context": "current-context: a",
+    }
+    path.write_text("\n".join([text, *(line for key, line in rest.items() if key != keys)]), encoding="utf-8")
+    with pytest.raises(AccessError, match="config") as refused:
+        from_kubeconfig(path)
+    error: BaseException | None = refused.value
+    assert named in str(error)
+    while error is not None:  # a traceback has those before it, too
+        assert "SECRET" not in str(error)
+        error = error.__cause__
+
+
+def test_a_file_with_a_token_that_cannot_be_sent_is_named(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("SECRET\nx")
+    with pytest.raises(AccessError, match=f"{tmp_path}/token has characters that no token has") as refused:
+        from_kubeconfig(kubeconfig(tmp_path, {"tokenFile": "token"}))
+    assert "SECRET" not in str(refused.value)
+
+
 @pytest.mark.timeout(20)
 def test_a_fifo_in_a_kubeconfigs_place_or_a_credentials_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")

@@ -91,9 +91,8 @@ class FileAccess:
 
     def read(self) -> Credentials:
         """Return the credentials, read in this thread. Raises `AccessError`."""
-        token = _content(self.token, "token")
         return Credentials(
-            token=token.strip() if token is not None else None,
+            token=_token(self.token),
             ca=_content(self.ca, "CA"),
             certificate=_content(self.certificate, "client certificate"),
             key=_content(self.key, "client key"),
@@ -114,6 +113,15 @@ def in_cluster(environment: Mapping[str, str], directory: Path = SERVICE_ACCOUNT
     access = FileAccess(Server("https", host, int(port)), token=directory / "token", ca=directory / "ca.crt")
     access.read()
     return access
+
+
+def _token(source: Source | None) -> str | None:
+    """Return the token if it can be sent. HTTP's own error about one that cannot be would quote it."""
+    token = (_content(source, "token") or "").strip()
+    if not token.isascii() or not token.isprintable():
+        where = f"in {source}" if isinstance(source, Path) else "of the kubeconfig file"
+        raise AccessError(f"the token {where} has characters that no token has, such as a line end: renew it")
+    return token if source is not None else None
 
 
 def _content(source: Source | None, what: str) -> str | None:
@@ -204,7 +212,7 @@ def from_kubeconfig(path: Path) -> FileAccess:
             f"the kubeconfig file {path} cannot be read: {exc.strerror}; correct --kubeconfig"
         ) from exc
     except (msgspec.MsgspecError, yaml.YAMLError, *_NO_YAML) as exc:
-        raise AccessError(f"{path} is no kubeconfig file: {quoted(str(exc))}; correct --kubeconfig") from exc
+        raise AccessError(f"{path} is no kubeconfig file: {_fault(exc)}; correct --kubeconfig") from None
     context = _named(path, "context", config.current_context, {c.name: c.context for c in config.contexts})
     cluster = _named(path, "cluster", context.cluster, {c.name: c.cluster for c in config.clusters})
     user = _named(path, "user", context.user, {u.name: u.user or _User() for u in config.users})
@@ -225,6 +233,17 @@ def from_kubeconfig(path: Path) -> FileAccess:
     return access
 
 
+def _fault(error: Exception) -> str:
+    """Return what is wrong, and where, without a word of the file: it may be of a token. PyYAML's own text has the
+    line."""
+    if isinstance(error, msgspec.MsgspecError):
+        return quoted(str(error))  # names types and keys
+    mark = getattr(error, "problem_mark", None)
+    return (
+        f"line {mark.line + 1}, column {mark.column + 1} is no YAML" if mark is not None else "it is no YAML"
+    )
+
+
 _Named = TypeVar("_Named")
 
 
@@ -242,7 +261,7 @@ def _server(path: Path, cluster: _Cluster) -> Server:
         url, port = urlsplit(""), None
     if url.scheme not in ("http", "https") or not url.hostname or url.username is not None:
         raise AccessError(
-            f"the server {quoted(cluster.server)!r} in {path} is no address of an API server (https://HOST:PORT)"
+            f"the server of the cluster in {path} is no address of an API server (https://HOST:PORT)"
         )
     default = 443 if url.scheme == "https" else 80
     base, name = url.path.rstrip("/"), cluster.tls_server_name or None

@@ -1,7 +1,7 @@
 """How a setting is declared: once, as a field of a struct, `key: Annotated[TYPE, Described(…)] = DEFAULT`.
 
 Everything else that names the setting is derived from it: its flag and its variable, its lines in `--help`, its
-property in the schema, its row in docs/configuration.md, and the sentence that refuses a value. Must not know any
+property in the schema, its row in docs/reference.md, and the sentence that refuses a value. Must not know any
 setting (they are in `settings.py`) and must not read a value (`sources.py` does).
 """
 
@@ -86,6 +86,9 @@ class Described(Struct, frozen=True):
     `item_schema`. Raises ValueError. None: an item is a text."""
     item_schema: Mapping[str, object] | None = None
     """The JSON Schema of that other form."""
+    pattern: str = ""
+    """For a list: how each text begins, as a regular expression of the schema, so that an editor and Helm refuse what
+    `check` would. Empty: any text."""
     extends: Callable[[Sequence[object]], bool] | None = None
     """For a list: the function that says whether such a list, in an entry of `nodes`, is added to the one that it would
     replace. None: it replaces."""

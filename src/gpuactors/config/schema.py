@@ -25,7 +25,13 @@ def schema() -> dict[str, Any]:
         values = body["properties"][key]
         values.pop("default", None)
         if declaration.is_list:
-            one_text = {"type": "string", "description": f"Several are separated by `{LIST_SEPARATOR}`."}
+            pattern = {"pattern": of} if (of := declaration.described.pattern) else {}
+            values = {**values, "items": {**values["items"], **pattern}}
+            one_text = {
+                "type": "string",
+                "description": f"Several are separated by `{LIST_SEPARATOR}`.",
+                **pattern,
+            }
             values = {"anyOf": [values, one_text]}
         if spellings := declaration.spellings:
             values = _with_spellings(values, spellings)

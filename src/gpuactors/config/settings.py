@@ -19,7 +19,7 @@ from gpuactors.core.values.model import ResourceName
 from gpuactors.core.values.names import is_label, is_subdomain, node_name_of
 from gpuactors.core.values.naming import parse_own_name
 from gpuactors.core.values.own_resources import conflict_of_rules, parse_model_rule, parse_rule
-from gpuactors.core.values.selector import EXCLUDE_MARK, Selector, full_address, parse_selector
+from gpuactors.core.values.selector import EXCLUDE_MARK, SELECTOR_KEYS, Selector, full_address, parse_selector
 from gpuactors.core.values.vgpu import OwnVgpuType, parse_own_type
 from gpuactors.limits import IMEX_CHANNELS_MAX, JOURNAL_MAX_BYTES, SOCKET_PATH_MAX_BYTES
 
@@ -115,6 +115,8 @@ def _rule_texts(item: object) -> Sequence[object]:
         raise ValueError(f"{name} has no selectors")
     return [f"{name}={selector}" for selector in selectors]
 
+
+_SELECTOR_BEGINS: Final = rf"\s*({'|'.join(SELECTOR_KEYS)})\s*="
 
 _RULE_SCHEMA: Final[Mapping[str, object]] = {
     "type": "object",
@@ -322,16 +324,17 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             default="none",
             check=_checked_resource_names,
             is_followed=True,
+            pattern="^[^=:]+:[^=:]+=[^=]",
         ),
     ] = ()
     resource: Annotated[
         tuple[str, ...],
         Described(
             "Custom resources by selectors, each `DOMAIN/NAME=SELECTOR`: "
-            "`example.com/big=vendor=10de,device=2330`. It selects these devices as `select` does, and names whole "
-            "functions and virtual functions; with `mdev`, mediated devices. Several selectors may have one name. Of "
-            "several that match, the first names a device, before `resource_name`. A file may have mappings "
-            "with `name` and `select`, a list.",
+            "`example.com/big=vendor=10de,device=2330`. It selects these devices as `select` does. Without `mdev` it "
+            "names functions, with `mdev` mediated devices. Several selectors may have one name. The first that "
+            "matches names a device, before `resource_name`. A file may have mappings with `name` and `select`, a "
+            "list.",
             metavar="DOMAIN/NAME=SELECTOR",
             must_be="resources with selectors, such as example.com/big=vendor=10de,device=2330, each selector once "
             "and without !",
@@ -340,19 +343,22 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             is_followed=True,
             texts_of=_rule_texts,
             item_schema=_RULE_SCHEMA,
+            pattern=f"^[^=]+/[^=]+={_SELECTOR_BEGINS}",
         ),
     ] = ()
     vgpu_type: Annotated[
         tuple[str, ...],
         Described(
             "Names of vGPU types by number, each `[ADDRESS/]NUMBER=NAME`: `1147=NVIDIA L40S-1Q`; with the PCI address "
-            "of a physical function for that card alone. They name a type that no list of NVIDIA's driver names, as "
-            "the card was full before gpuactors first read one. A name here comes before one of the driver.",
+            "of a physical function for that card alone. They are for a card that was full before gpuactors first "
+            "read its list of types: NVIDIA's driver does not name such a type. A name here comes before one of the "
+            "driver.",
             metavar="[ADDRESS/]NUMBER=NAME",
             must_be="a number and a name, such as 1147=NVIDIA L40S-1Q, each number once for a card",
             default="none",
             check=_checked_vgpu_types,
             is_followed=True,
+            pattern="^[^=]*[0-9] *=",
         ),
     ] = ()
     uevents: Annotated[
@@ -389,6 +395,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             check=_checked_selectors,
             is_followed=True,
             extends=_excludes,
+            pattern=rf"^\s*!?{_SELECTOR_BEGINS}",
         ),
         Meta(min_length=1),
     ] = DEFAULT_SELECTORS
@@ -410,15 +417,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         AllocateAs,
         Described(
             "How Allocate answers. `nodes`: by device nodes and the variable that KubeVirt reads. `cdi`: by CDI names "
-            "alone, whose files gpuactors keeps in --cdi-dir, one for each resource: what Kata resolves.",
+            "alone, which Kata resolves. gpuactors keeps their files in --cdi-dir, one for each resource.",
         ),
     ] = "nodes"
     wait_in: Annotated[
         WaitIn,
         Described(
             "Which call waits until no other process has the container's GPUs open. `allocate` is for a runtime that "
-            "starts the virtual machine before PreStartContainer, as Kata: kubelet does not call that then, and admits "
-            "no other pod while Allocate waits.",
+            "starts the virtual machine before PreStartContainer, as Kata. Then kubelet does not call "
+            "PreStartContainer, and admits no other pod while Allocate waits.",
         ),
     ] = "pre-start"
     holders: Annotated[
@@ -464,8 +471,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cdi_dir: Annotated[
         Path,
         Described(
-            "Directory of the CDI files that name devices to the container runtime: written for our claims, and for "
-            "`allocate_as`; read for the claims of other drivers, whose GPUs are not given away.",
+            "Directory of the CDI files that name devices to the container runtime: written for claims of gpuactors, "
+            "and for `allocate_as`; read for the claims of other drivers, whose GPUs are not given away.",
             metavar="DIR",
             must_be=_A_PATH,
         ),
@@ -484,8 +491,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     driver_root: Annotated[
         Path,
         Described(
-            "Root of NVIDIA's driver on the host, where it runs in a container: nvidia-persistenced is asked to let go "
-            "of a claim's GPU at its socket in here, and at the host's own.",
+            "Root of NVIDIA's driver on the host, where it runs in a container. To close a claim's GPU, gpuactors asks "
+            "nvidia-persistenced at its socket in here and at the host's own.",
             metavar="DIR",
             must_be=_A_PATH,
         ),
@@ -507,8 +514,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     sets: Annotated[
         Sets,
         Described(
-            "What happens to a request whose devices are no set: not exactly one partition, by the operator's file "
-            "of sets or the fabric manager, or only some of the node's NVSwitches. `prefer`: it gets them, but sets "
+            "What happens to a request whose GPUs are not exactly one partition (by the operator's file of sets or "
+            "the fabric manager), or which has only some of the node's NVSwitches. `prefer`: it gets them, but sets "
             "are preferred. `require`: Allocate and a claim's prepare refuse it."
         ),
     ] = "prefer"
@@ -602,7 +609,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "The node's clique of the NVLink fabric, or `none` on a node without such a fabric.",
             metavar="UUID.NUMBER|none",
             must_be="a clique: a UUID, a dot and a number; or none",
-            default="asked of NVML, the Node's label nvidia.com/gpu.clique, then --imex-clique",
+            default="that of NVML, else the Node's label nvidia.com/gpu.clique, else --imex-clique",
             check=_checked_clique,
         ),
     ] = None
@@ -670,7 +677,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         tuple[str, ...],
         Described(
             "Labels of the Node, each `KEY=VALUE`, by which entries of `nodes` in the configuration file match it. "
-            "Without them the Node is read, from the API server, if an entry depends on its labels.",
+            "Without them gpuactors reads the Node from the API server if an entry depends on its labels.",
             metavar="KEY=VALUE",
             must_be="labels KEY=VALUE of a Node, each key with one value",
             default="those of the Node",
@@ -681,8 +688,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         OnOff,
         Described(
             "Whether the configuration file is read again when it changes. A change of `select`, `resource`, "
-            "`resource_name` and `vgpu_type` alone is used without a restart. Of a wrong file, or one with any other "
-            "change, nothing is used.",
+            "`resource_name` and `vgpu_type` alone is used without a restart. A wrong file, or one with any other "
+            "change, is not used.",
         ),
     ] = "off"
     log_format: Annotated[LogFormat, Described("Format of the log lines.")] = "json"

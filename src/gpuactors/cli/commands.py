@@ -108,10 +108,11 @@ def inspect(output: str, watch: bool, **flags: object) -> None:
     The view is the running daemon's. Without a daemon this command reads the node itself, and shows what a daemon with
     these settings would list.
 
-    With --watch the daemon must run. On a terminal the screen is kept up to date, in colour unless NO_COLOR is set;
-    Ctrl-C or q ends it. Elsewhere a line, or with -o json or yaml a document, is written for each change.
+    With --watch the daemon must run. On a terminal the screen is kept up to date, and its last line names the keys:
+    one row is selected, Enter explains it, q ends. Elsewhere a line, or with -o json or yaml a document, is written
+    for each change. Terminals get colours unless NO_COLOR is set.
     """
-    from gpuactors.cli.inspect import report, view
+    from gpuactors.cli.inspect import colours, report, view
 
     config = _config(flags)
     if watch:
@@ -121,11 +122,12 @@ def inspect(output: str, watch: bool, **flags: object) -> None:
         inspected = view.inspect(config, Progress(sys.stderr))
     except HostError as exc:
         fail(str(exc), EX_UNAVAILABLE)
+    paint = colours.coloured if wants_colour(sys.stdout, os.environ) else colours.plain
     match output:
         case Format.TABLE:
-            click.echo(report.as_table(inspected, _columns()))
+            click.echo(report.as_table(inspected, _columns(), paint))
         case Format.WIDE:
-            click.echo(report.as_wide(inspected, _columns()))
+            click.echo(report.as_wide(inspected, _columns(), paint))
         case _:
             click.echo(either(output, report.as_json(inspected)))
 
@@ -339,6 +341,51 @@ def replay(
     except run.PageError as exc:
         fail(str(exc), EX_CANTCREAT)
     sys.exit(code)
+
+
+@cli.command(cls=Configured, epilog=epilog("bundle"))
+def bundle(**flags: object) -> None:
+    """Write what a report of a fault needs, as one archive (tar.gz).
+
+    The archive goes to standard output, and the list of its files to standard error. It has the journal, the doctor,
+    the settings, the view, the metrics and the versions. It has names of pods, claims and PCI addresses, but no secret.
+    The command changes nothing on the node. The error of a part that cannot be had takes its place.
+    """
+    if sys.stdout is None:
+        fail("standard output is closed, and the archive goes there", EX_CANTCREAT)
+    if sys.stdout.isatty():
+        raise click.UsageError(
+            "the archive is not for a terminal: write it to a file, as in gpuactors bundle > gpuactors-NODE.tar.gz"
+        )
+    from gpuactors.cli.bundle import archive, parts
+    from gpuactors.cli.simulation import unavailable
+
+    settings = resolved(flags)
+    directory = parts.directory_of(settings)
+    archive.write(
+        sys.stdout.buffer,
+        directory,
+        parts.parts(settings, Progress(sys.stderr), None if unavailable() else _page_of),
+        parts.readme(directory),
+        lambda line: click.echo(line, err=True),
+    )
+
+
+def _page_of(journal: str) -> str:
+    """Return the page of the journal in this directory. Raises `reading.JournalError`."""
+    from gpuactors.replay import run
+    from gpuactors_simulation.replay_page.page import Page
+
+    pages: list[str] = []
+    run.replay(
+        journal,
+        end=None,
+        only_differences=False,
+        page_file=run.PageFile(run.STANDARD_OUTPUT, Page),
+        json_lines=False,
+        echo=pages.append,
+    )
+    return "".join(pages)
 
 
 @cli.group(name="config", epilog=epilog("config"))

@@ -51,6 +51,7 @@ EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("gpuactors replay DIR --device 0000:23:00.0", "one GPU only"),
         ("gpuactors replay DIR --since 2026-11-21T06:15:57", "from this time on"),
     ),
+    "bundle": (("gpuactors bundle > gpuactors-NODE.tar.gz", "for a report of a fault"),),
     "config": (("gpuactors config show", "each setting with its source"),),
     "config show": (
         ("gpuactors config show", "the running daemon's settings"),

@@ -71,7 +71,7 @@ vm-matrix *ARGS:
 vm-iommufd-kernel *ARGS:
     tests/vm/build-kernel "$@"
 
-# The table of docs/virtual-machine.md, from what the last run of each scenario left.
+# The table of docs/dev/virtual-machine.md, from what the last run of each scenario left.
 vm-table *ARGS:
     python -m tests.vm.table "$@"
 
@@ -114,15 +114,15 @@ node-mutations *ARGS:
 garbage *ARGS:
     python -m tests.process.garbage --calls 100000 --seconds 1800 "$@"
 
-# Start, calls, events, restarts, claims, memory, commands, idle, each beside its floors; `--against CHECKOUT`: beside another version. 12 minutes; `--help` says what each part takes; `--only start,call:0.2` is some (docs/performance.md).
+# Start, calls, events, restarts, claims, memory, commands, idle, each beside its floors; `--against CHECKOUT`: beside another version. 23 minutes; `--help` says what each part takes; `--only start,call:0.2` is some (docs/dev/performance.md).
 bench *ARGS:
     @python -m tests.bench.run "$@"
 
-# Write the tables of docs/performance.md from the bench.json that `just bench --output DIR` has left.
+# Write the tables of docs/dev/performance.md from the bench.json that `just bench --output DIR` has left.
 bench-table JSON:
     python -m tests.bench.table "$@"
 
-# What the daemons of thousands of nodes ask of the API server (docs/scale.md): in virtual time against the simulated one, then, as root with a kit of binaries, a real one. Minutes; `just scale --nodes 5000` an hour.
+# What the daemons of thousands of nodes ask of the API server (docs/dev/scale.md): in virtual time against the simulated one, then, as root with a kit of binaries, a real one. Minutes; `just scale --nodes 5000` an hour.
 scale *ARGS:
     @python -m tests.scale.run "$@"
 
@@ -158,9 +158,6 @@ addresses:
 pci-ids:
     @python -m tests.release.pci_ids
 
-# Write all of docs/ again that follows from the code.
-docs: causes tables
-
 # Write deploy/base, the components and the PodMonitor again from the templates of the chart.
 overlays:
     @python -m tests.deploy.tools
@@ -169,10 +166,6 @@ overlays:
 # Record docs/media/ anew: the terminal's recordings and the picture of the replay page, from real runs. A minute.
 recording:
     python -m tests.recording
-
-# Write docs/causes.md again from the table of causes in core/values/cause.py.
-causes:
-    python -m gpuactors.core.values.cause > docs/causes.md
 
 # Write the lists of the modules that `gpuactors run` and some commands import again.
 modules:
@@ -219,7 +212,7 @@ _generate TO:
             's/^from dataclasses import dataclass$/from gpuactors.grpc_trio.on_demand import dataclass/' {} +
     done
 
-# Write the tables of the documents that follow from the code, such as the settings in docs/configuration.md.
+# Write the tables of the documents that follow from the code, such as the settings in docs/reference.md#configuration.
 tables:
     python -m tests.tables
 

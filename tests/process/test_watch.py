@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import signal
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.process.daemon import WAIT_S, DaemonProcess, clean_environment, eventually, gpuactors
+from tests.process.daemon import WAIT_S, DaemonProcess, clean_environment, gpuactors
 from tests.process.node import H100, HEALTHY, Node, address, open_node
 from tests.support.forked import Forked
 from tests.support.terminal import OnTerminal
 
 GPUS = range(1, 17)
 OTHER_SCREEN, THIS_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
-CURSOR, WRAP = b"\x1b[?25h", b"\x1b[?7h"
+CURSOR = b"\x1b[?25h"
 GREEN = b"\x1b[32m"
+GREEN_ON_SCREEN = b"\x1b[0;32;49m"
+NO_LOOK = b"\x1b[0;39;49m"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,7 @@ def serving(node: Node) -> Iterator[DaemonProcess]:
 
 
 def gpus(lines: list[str]) -> int:
-    return sum(line.startswith("0000:") for line in lines)
+    return sum(line[2:].startswith("0000:") for line in lines)
 
 
 def test_a_terminal_shows_what_changes_through_restart_and_hand_over_and_is_given_back(node: Node) -> None:
@@ -53,7 +58,7 @@ def test_a_terminal_shows_what_changes_through_restart_and_hand_over_and_is_give
         lines = terminal.wait(lambda lines: gpus(lines) == 16, "all GPUs")
         assert f"process {first.pid}, serving" in lines[0]
         assert terminal.raw.startswith(OTHER_SCREEN)
-        assert GREEN in terminal.raw
+        assert GREEN_ON_SCREEN in terminal.raw
         assert terminal.modes() != terminal.at_first, "what is typed must not be seen"
 
         node.tell(node.tree.unbind(address(3)))
@@ -63,7 +68,7 @@ def test_a_terminal_shows_what_changes_through_restart_and_hand_over_and_is_give
         terminal.wait_text("last change 0 s ago: 0000:03:00.0  Healthy")
 
         terminal.resize(80, 30)
-        lines = terminal.wait(lambda lines: gpus(lines) == 16 and "NUMA" not in lines[6], "narrower")
+        lines = terminal.wait(lambda lines: gpus(lines) == 16 and "NUMA" not in "".join(lines), "narrower")
         assert max(map(len, lines)) <= 80
 
         with serving(node) as second:  # an update
@@ -81,8 +86,7 @@ def test_a_terminal_shows_what_changes_through_restart_and_hand_over_and_is_give
             terminal.type("\x03")  # Ctrl-C
             assert terminal.wait_exit() == 0
     assert terminal.raw.count(THIS_SCREEN) == 1
-    assert CURSOR in terminal.raw[terminal.raw.index(THIS_SCREEN) - 30 :]
-    assert WRAP in terminal.raw[terminal.raw.index(THIS_SCREEN) - 30 :]
+    assert terminal.raw.endswith(THIS_SCREEN + CURSOR)
 
 
 @pytest.fixture(scope="module")
@@ -94,24 +98,108 @@ def daemon(node: Node) -> Iterator[DaemonProcess]:
 def test_sigterm_gives_the_terminal_back(node: Node, daemon: DaemonProcess) -> None:
     with OnTerminal(*words(node), env={"NO_COLOR": "1"}) as terminal:
         terminal.wait(lambda lines: gpus(lines) == 16, "all GPUs")
-        assert not re.search(rb"\x1b\[[0-9;]*m", terminal.raw), "no colour, nor any other look"
+        assert {*re.findall(rb"\x1b\[[0-9;]*m", terminal.raw)} == {NO_LOOK}, "no colour, nor any other look"
         assert terminal.wait_exit(signal.SIGTERM) == 0
         assert terminal.modes() == terminal.at_first
-        assert terminal.raw.endswith(THIS_SCREEN)
+        assert terminal.raw.endswith(THIS_SCREEN + CURSOR)
 
 
-def test_q_ends_it_and_a_stopped_one_leaves_the_terminal_to_others(node: Node, daemon: DaemonProcess) -> None:
-    with OnTerminal(*words(node)) as terminal:
+def test_ctrl_z_leaves_the_terminal_to_the_shell_until_fg(node: Node, daemon: DaemonProcess) -> None:
+    watch = f"{sys.executable} -m gpuactors {shlex.join(words(node))}"
+    with OnTerminal("-mc", f"{watch}; echo stopped; read line; fg", program=("/bin/sh",)) as terminal:
         terminal.wait(lambda lines: gpus(lines) == 16, "all GPUs")
         terminal.type("\x1a")  # Ctrl-Z
-        state = Path(f"/proc/{terminal.process.pid}/stat")
-        eventually(lambda: state.read_text().rpartition(") ")[2].startswith("T"), "that it is stopped")
+        terminal.wait_text("stopped")
+        assert terminal.raw.count(THIS_SCREEN) == 1
         assert terminal.modes() == terminal.at_first
-        terminal.process.send_signal(signal.SIGCONT)
-        terminal.wait(lambda lines: terminal.raw.count(OTHER_SCREEN) == 2, "it draws again")
+        terminal.type("\n")
+        terminal.wait(lambda lines: terminal.raw.count(OTHER_SCREEN) == 2, "it has the terminal again")
+        terminal.wait(lambda lines: gpus(lines) == 16, "it draws again")
         terminal.type("q")
         assert terminal.wait_exit() == 0
         assert terminal.modes() == terminal.at_first
+
+
+def selected(lines: list[str]) -> str:
+    return next((line.split()[1] for line in lines if line.startswith("> ")), "")
+
+
+def test_keys_select_explain_and_go_back(node: Node, daemon: DaemonProcess) -> None:
+    with OnTerminal(*words(node), columns=80, rows=14) as terminal:
+        terminal.wait(lambda lines: selected(lines) == address(1), "the first GPU is selected")
+        assert "1-10 of 20" in terminal.lines()[-1], "more than fit"
+        terminal.type("\x1b[B\x1b[B")
+        terminal.wait(lambda lines: selected(lines) == address(3), "two further")
+        terminal.type("\x1b[F")
+        terminal.wait(lambda lines: selected(lines) == address(16), "the last")
+        terminal.type("\r")
+        terminal.wait_text(f"gpuactors explain {address(16)}, as of ")
+        assert any("Healthy: free" in line for line in terminal.lines())
+        terminal.type("\x1b[F")
+        terminal.wait_text("Seen by")
+        terminal.type("\x1b")  # Esc alone
+        terminal.wait(lambda lines: selected(lines) == address(16), "back, where it was")
+        terminal.type("\x1b[H\rq")
+        terminal.wait(lambda lines: "GH100" in selected(lines), "the resource was explained, and q went back")
+        terminal.type("q")
+        assert terminal.wait_exit() == 0
+        assert terminal.modes() == terminal.at_first
+
+
+def test_without_a_terminal_to_type_on_the_screen_has_no_keys(node: Node, daemon: DaemonProcess) -> None:
+    with OnTerminal(
+        "-c",
+        f"exec {sys.executable} -m gpuactors {shlex.join(words(node))} < /dev/null",
+        columns=80,
+        program=("/bin/sh",),
+    ) as terminal:
+        lines = terminal.wait_text("no keys, as standard input is not this terminal")
+        assert gpus(lines) == 16
+        assert not selected(lines)
+        terminal.type("q\x03")
+        assert terminal.wait_exit() == 0
+        assert terminal.raw.endswith(THIS_SCREEN + CURSOR)
+
+
+def test_in_the_background_it_draws_without_keys_and_is_not_stopped(
+    node: Node, daemon: DaemonProcess
+) -> None:
+    watch = f"{sys.executable} -m gpuactors {shlex.join(words(node))}"
+    with OnTerminal("-mc", f"{watch} & read line; kill %1; wait %1", program=("/bin/sh",)) as terminal:
+        terminal.wait_text("no keys, as standard input is not this terminal")
+        assert terminal.modes() == terminal.at_first
+        terminal.type("\n")
+        assert terminal.wait_exit() == 0
+        assert terminal.raw.endswith(THIS_SCREEN + CURSOR)
+
+
+def test_a_terminal_that_is_gone_ends_it_with_a_sentence(node: Node, daemon: DaemonProcess) -> None:
+    ours, its = os.openpty()
+    with open(its, "wb", buffering=0), tempfile.TemporaryFile("w+") as said:
+        process = Forked(
+            words(node), stdout=its, stderr=said.fileno(), env={**clean_environment(), "TERM": "xterm"}
+        )
+        with open(ours, "rb", buffering=0) as terminal:
+            while OTHER_SCREEN not in terminal.read(1 << 16):
+                pass
+        assert process.wait(WAIT_S) == 73
+        said.seek(0)
+        assert said.read().startswith("gpuactors: standard output cannot be written: Input/output error; ")
+
+
+def test_a_terminal_has_the_table_in_colour_and_in_its_width(node: Node, daemon: DaemonProcess) -> None:
+    once = [word for word in words(node) if word != "--watch"]
+    with OnTerminal(*once, columns=80, rows=40) as terminal:
+        assert terminal.wait_exit() == 0
+        assert GREEN in terminal.raw
+        lines = [line.rstrip() for line in terminal.lines()]
+        plain = gpuactors(*once, env={"COLUMNS": "80"}).stdout
+        assert "\n".join(lines) == plain.rstrip(), "the same text"
+        assert "\x1b" not in plain
+    for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        with OnTerminal(*once, columns=80, rows=40, env=env) as terminal:
+            assert terminal.wait_exit() == 0
+            assert b"\x1b" not in terminal.raw
 
 
 def test_in_a_pipe_a_line_or_a_document_is_written_for_each_change(node: Node, daemon: DaemonProcess) -> None:
@@ -124,7 +212,7 @@ def test_in_a_pipe_a_line_or_a_document_is_written_for_each_change(node: Node, d
     before = json.loads(as_json.stdout.readline())
     head = [as_table.stdout.readline() for _ in range(22)]
     assert head[0].startswith("Node ")
-    assert gpus([line.strip() for line in head]) == 16
+    assert gpus(head) == 16
     assert as_yaml.stdout.readline() == "---\n"
     node.tell(node.tree.unbind(address(5)))
     time, *changed = as_table.stdout.readline().rstrip().split("  ")

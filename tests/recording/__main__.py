@@ -23,7 +23,7 @@ def main() -> int:
         page = Path(directory) / "incident.html"
         replay_page(env, page)
         with open_browser() as tab:
-            tab.open(page.as_uri(), width=1100, height=570)
+            tab.open(page.as_uri(), width=1100, height=820)
             tab.screenshot(MEDIA / "replay.png")
     _write("incident", incident())
     for path in sorted(MEDIA.iterdir()):

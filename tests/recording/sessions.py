@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tests.process.daemon import clean_environment, eventually, gpuactors
-from tests.process.node import H100, address, open_node
-from tests.recording.cast import Cast
+from tests.process.node import H100, Node, address, open_node
+from tests.recording.cast import Act, Cast
 
 SLOTS: Final = (0x19, 0x3B, 0x4C, 0x5D, 0x9B, 0xBB)
 """Of the GPUs that a virtual machine can open; one more has a companion on a driver of the host."""
@@ -20,51 +21,102 @@ SLOTS: Final = (0x19, 0x3B, 0x4C, 0x5D, 0x9B, 0xBB)
 NODE: Final = "node-1"
 
 
-def incident() -> Cast:
-    """The incident of the field, played by `gpuactors simulate`."""
-    cast = Cast("gpuactors simulate --scenario incident")
-    cast.type("gpuactors simulate --scenario incident")
-    # Faster than for a reader at the terminal, who may read on; the film can be stopped.
-    _run(cast, "gpuactors simulate --scenario incident --speed 3", {}, within_s=180)
-    return cast
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A node with its daemon, and the environment by which a command finds it."""
+
+    node: Node
+    env: dict[str, str]
+
+    def until(self, slot: int, explained: str) -> None:
+        """Waits until `explain` says this of a GPU."""
+        eventually(lambda: explained in gpuactors("explain", address(slot), env=self.env).stdout, explained)
+
+    def run(self, pod: str, slot: int) -> None:
+        """A virtual machine starts with this GPU."""
+        self.node.kubelet.allocate(H100, [address(slot)], pod=pod)
+        self.node.tree.open_group(slot, 4000 + slot)
+
+    def run_and_know(self, pod: str, slot: int) -> None:
+        """The same, until the daemon knows the pod and the process."""
+        self.run(pod, slot)
+        self.until(slot, f"default/{pod}")
+        self.until(slot, f"process {4000 + slot}")
 
 
 @contextmanager
-def node_in_trouble() -> Iterator[dict[str, str]]:
-    """The environment of a command on a node with virtual machines, a stranger, a pod that was deleted by force and a
-    group that is not viable."""
+def running(slots: Sequence[int], beside: Callable[[Node], object] = lambda node: None) -> Iterator[Running]:
+    """A node with these GPUs on vfio-pci, and what `beside` plugs in."""
     with open_node() as node:
-        for slot in SLOTS:
+        for slot in slots:
             node.plug(slot, "2330", driver="vfio-pci", numa_node=0 if slot < 0x80 else 1)
-        node.plug(0xCB, "2330", driver="vfio-pci", numa_node=1)
-        node.plug(0xCB, "22bb", driver="snd_hda_intel", function=1, class_code="040300")
+        beside(node)
         env = {
             "GPUACTORS_HOST_ROOT": str(node.tree.root),
             "GPUACTORS_KUBELET_DIR": str(node.kubelet_dir),
             "GPUACTORS_DEVICE_PLUGIN_DIR": str(node.kubelet.socket_dir),
             "GPUACTORS_STATE_DIR": str(node.directory / "s"),
         }
-
-        def until(address: str, explained: str) -> None:
-            eventually(lambda: explained in gpuactors("explain", address, env=env).stdout, explained)
-
         with node.daemon("--holders=proc", f"--node-name={NODE}"):
-            eventually(lambda: len(node.device_lists().get(H100, {})) == len(SLOTS) + 1, "the list")
-            for pod, slot in (("vm-1", 0x19), ("vm-2", 0x3B)):
-                node.kubelet.allocate(H100, [address(slot)], pod=pod)
-                node.tree.open_group(slot, 4000 + slot)
-                until(address(slot), f"default/{pod}")
-                until(address(slot), f"process {4000 + slot}")
-            node.kubelet.force_delete("vm-2")
-            until(address(0x3B), "is still held")
-            node.tree.open_group(0x4C, 7331, "python3")
-            until(address(0x4C), "Unhealthy")
-            yield env
+            eventually(lambda: len(node.device_lists().get(H100, {})) >= len(slots), "the list")
+            yield Running(node, env)
+
+
+def incident() -> Cast:
+    """A pod is deleted by force, and its QEMU lives on: the live screen from then until QEMU ends."""
+    cast = Cast("gpuactors inspect --watch: a virtual machine outlives its pod", rows=22)
+    with running(SLOTS[:4]) as it:
+        for pod, slot in (("vm-1", 0x19), ("vm-2", 0x3B)):
+            it.run_and_know(pod, slot)
+        it.node.kubelet.force_delete("vm-2")
+        it.until(0x3B, "is still held")
+
+        def starts() -> bytes:
+            it.run("vm-3", 0x4C)
+            return b""
+
+        def ends() -> bytes:
+            it.node.tree.close_group(0x3B, 4000 + 0x3B)
+            return b""
+
+        acts = (
+            Act(2.0, lambda: b"\x1b[B"),
+            Act(3.0, lambda: b"\r"),
+            Act(7.0, lambda: b"\x1b"),
+            Act(8.2, starts),
+            Act(10.2, ends),
+        )
+        cast.watch(["gpuactors", "inspect", "--watch"], _environment(it.env), acts, seconds=13.0)
+    return cast
+
+
+def _with_a_companion(node: Node) -> None:
+    """One more GPU, whose audio function is on a driver of the host."""
+    node.plug(0xCB, "2330", driver="vfio-pci", numa_node=1)
+    node.plug(0xCB, "22bb", driver="snd_hda_intel", function=1, class_code="040300")
+
+
+@contextmanager
+def node_in_trouble() -> Iterator[dict[str, str]]:
+    """The environment of a command on a node with virtual machines, a stranger, a pod that was deleted by force and a
+    group that is not viable."""
+    with running(SLOTS, _with_a_companion) as it:
+        for pod, slot in (("vm-1", 0x19), ("vm-2", 0x3B)):
+            it.run_and_know(pod, slot)
+        it.node.kubelet.force_delete("vm-2")
+        it.until(0x3B, "is still held")
+        it.node.tree.open_group(0x4C, 7331, "python3")
+        it.until(0x4C, "Unhealthy")
+        yield it.env
 
 
 def diagnosis(env: dict[str, str]) -> Cast:
-    """What an operator sees of that node."""
-    cast = Cast("gpuactors inspect, explain and doctor")
+    """What an operator sees of that node, with the directories of a real one."""
+    names = {
+        env["GPUACTORS_KUBELET_DIR"]: "/var/lib/kubelet",
+        env["GPUACTORS_STATE_DIR"]: "/var/lib/gpuactors",
+    }
+    cast = Cast("gpuactors inspect, explain and doctor", names=names)
     for words, code in (
         ("gpuactors inspect", 0),
         ("gpuactors explain 4c:00.0", 0),
@@ -82,5 +134,9 @@ def replay_page(env: dict[str, str], page: Path) -> None:
 
 
 def _run(cast: Cast, words: str, env: dict[str, str], *, within_s: float, code: int = 0) -> None:
+    cast.run(shlex.split(words), _environment(env), within_s=within_s, code=code)
+
+
+def _environment(env: dict[str, str]) -> dict[str, str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    cast.run(shlex.split(words), clean_environment({**env, "PATH": path}), within_s=within_s, code=code)
+    return clean_environment({**env, "PATH": path})

@@ -26,6 +26,8 @@ _COLOURS: Final = {
 }  # fmt: skip
 """By pyte's names; what is bright has the colour that is not."""
 
+_GROUND: Final = "#1f2428"
+
 _STYLE: Final = """\
 text{{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;fill:#e1e4e8;white-space:pre}}
 .b{{font-weight:bold}}
@@ -40,6 +42,7 @@ class Style:
 
     colour: str = "default"
     bold: bool = False
+    reverse: bool = False
 
 
 Line: TypeAlias = tuple[tuple[str, Style], ...]
@@ -60,11 +63,13 @@ def rendered(cast: str) -> str:
 
 def _line(screen: Any, row: int) -> Line:
     cells = (screen.buffer[row][column] for column in range(screen.columns))
-    styled = ((cell.data, Style(cell.fg.removeprefix("bright"), cell.bold)) for cell in cells)
+    styled = ((cell.data, Style(cell.fg.removeprefix("bright"), cell.bold, cell.reverse)) for cell in cells)
     runs = [("".join(c for c, _ in run), style) for style, run in groupby(styled, key=lambda cell: cell[1])]
-    while runs and not runs[-1][0].strip():
+    while runs and not runs[-1][1].reverse and not runs[-1][0].strip():
         runs.pop()
-    return (*runs[:-1], (runs[-1][0].rstrip(), runs[-1][1])) if runs else ()
+    if not runs or runs[-1][1].reverse:
+        return tuple(runs)
+    return (*runs[:-1], (runs[-1][0].rstrip(), runs[-1][1]))
 
 
 def _lasting(
@@ -102,7 +107,7 @@ def _picture(
             "<defs>",
             *(f'<g id="{name}">{_text(line)}</g>' for line, name in known.items()),
             "</defs>",
-            '<rect width="100%" height="100%" rx="6" fill="#1f2428"/>',
+            f'<rect width="100%" height="100%" rx="6" fill="{_GROUND}"/>',
             f'<svg x="{_MARGIN}" y="{_MARGIN}" width="{width}" height="{height}"><g id="screens">',
             *stacked,
             "</g></svg>",
@@ -115,6 +120,8 @@ def _picture(
 def _text(line: Line) -> str:
     column, parts = 0, list[str]()
     for text, style in line:
+        if style.reverse:
+            parts.append(_bar(column, text, style))
         if text.strip():
             begin = column + len(text) - len(text.lstrip())
             parts.append(_run(begin, text.strip(), style))
@@ -122,9 +129,16 @@ def _text(line: Line) -> str:
     return "".join(parts)
 
 
+def _bar(column: int, text: str, style: Style) -> str:
+    """The ground of a run whose colours are exchanged."""
+    size = f'width="{len(text) * _WIDTH:g}" height="{_HEIGHT}"'
+    return f'<rect x="{column * _WIDTH:g}" {size} fill="{_COLOURS[style.colour]}"/>'
+
+
 def _run(column: int, text: str, style: Style) -> str:
     bold = ' class="b"' * style.bold
-    fill = f' style="fill:{_COLOURS[style.colour]}"' * (style.colour != "default")
+    colour = _GROUND if style.reverse else _COLOURS[style.colour]
+    fill = f' style="fill:{colour}"' * (style.reverse or style.colour != "default")
     # Each run has its length, so that columns stay columns in whatever font the reader has.
     place = f'x="{column * _WIDTH:g}" y="13" textLength="{len(text) * _WIDTH:g}"'
     return f"<text {place}{bold}{fill}>{escape(text)}</text>"

@@ -108,6 +108,22 @@ def test_a_card_is_one_block_and_each_part_one_line_below_its_resource() -> None
     ]
 
 
+def test_on_a_narrow_terminal_columns_are_left_out_and_no_line_is_wider() -> None:
+    lost = {"health": "Unhealthy", "cause": "PhysicalFunctionNotReady", "reason": f"{PF} is on vfio-pci"}
+    view = divided(vf(4, owner="default/vm-1"), vf(5, owner="default/vm-2", driver="vfio-pci", **lost))
+    lines = card_lines(view, 80)
+    assert max(map(len, lines)) <= 80
+    assert next(line for line in lines if "ADDRESS" in line).split() == [
+        "ADDRESS",
+        "DRIVER",
+        "HEALTH",
+        "CAUSE",
+        "OWNER",
+    ]
+    assert any(line.endswith("PhysicalFunctionNotReady  default/vm-2") for line in lines)
+    assert "GROUP" in "".join(card_lines(view, 120))
+
+
 def test_the_resources_come_first_with_the_cards_that_have_their_parts() -> None:
     whole = whole_view(WHOLE)
     text = as_table(shown(divided(vf(4), vf(5), whole=whole.devices)), 100)

@@ -53,7 +53,8 @@ from tests.core.builders import SETTINGS, A, Core, audio, gpu, node
 GPU = "0000:23:00.0"
 KEYS = [
     "address", "vendor", "device", "class", "driver", "iommu_group", "group_members", "numa_node", "model",
-    "resource", "listed", "health", "cause", "reason", "owner", "holders", "for_claims", "nodes", "since_s",
+    "resource", "listed", "health", "cause", "needs_hand", "reason", "owner", "holders", "for_claims", "nodes",
+    "since_s",
     "kind", "parent", "profile", "vm", "egm", "partitions",
 ]  # fmt: skip
 QEMU = Holder(4711, "qemu-system-x86", "0b0f-uid")
@@ -131,6 +132,7 @@ def test_without_a_daemon_it_inspects_the_host_itself(config: Config) -> None:
         "listed": True,
         "health": "Healthy",
         "cause": "Free",
+        "needs_hand": False,
         "reason": "free",
         "owner": None,
         "holders": [],

@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 from msgspec.structs import replace
 
-from gpuactors.cli.live.screen import NEW_S, frame
-from gpuactors.cli.live.text import Style, cut, end, padded, width
+from gpuactors.cli.live.rows import NEW_S
+from gpuactors.cli.live.text import Style, cut, end, padded
 from gpuactors.cli.live.watched import Watched
-from gpuactors.control.about import About
-from gpuactors.control.client import Running
-from gpuactors.control.node_view import view_of
-from gpuactors.core.events.host import UeventsOpened
 from gpuactors.core.events.kubelet import KubeletGone
-from gpuactors.core.values.model import Holder, pci_address
+from gpuactors.core.values.model import pci_address
+from tests.cli.live.seen import QEMU, SIZES, held, node, running, shown, styled, texts, watched
 from tests.core.builders import Core, gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 
-WALL = datetime(2026, 11, 21, 22, 0, tzinfo=UTC).timestamp()
-QEMU = Holder(4711, "qemu-system-x86", "0b0f-uid")
-SLOTS = range(0x10, 0x20)
-
-
-def node(slots: range = SLOTS) -> Core:
-    core = Core(*(gpu(f"{slot:02x}:00.0", numa_node=slot % 2) for slot in slots))
-    core.feed(UeventsOpened())
-    return core
-
-
-def running(core: Core, pid: int = 7) -> Running:
-    return Running(pid, "1.2.3", About("gpu-17"), view_of(core.state, core.at))
-
-
-def watched(core: Core) -> Watched:
-    seen = Watched()
-    seen.heard(running(core), core.at)
-    return seen
-
 
 def text(seen: Watched, at: float, columns: int = 100, rows: int = 30, *, wide: bool = False) -> list[str]:
-    lines = frame(seen, at, WALL, columns, rows, wide=wide)
-    texts = ["".join(piece.text for piece in line) for line in lines]
-    assert [width(found) for found in texts] == [columns] * len(texts)
-    assert len(texts) <= rows
-    return [found.rstrip() for found in texts]
+    """The screen, with neither margin nor mark: those have tests of their own."""
+    lines = texts(shown(seen, at, columns, rows, wide=wide), columns, rows)
+    return [line[2:] if line[:2] in ("> ", "  ") else line for line in lines]
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(100, 30), (80, 24)])
@@ -58,14 +31,15 @@ def test_sixteen_gpus_fit(columns: int, rows: int) -> None:
     lines = text(watched(core), core.at, columns, rows)
     assert lines[0].startswith("Node gpu-17  gpuactors 1.2.3, process 7, serving")
     assert lines[0].endswith("2026-11-21T22:00:00Z")
-    assert lines[3].split()[:6] == ["RESOURCE", "CAPACITY", "ALLOCATABLE", "ALLOCATED", "FREE", "UNHEALTHY"]
-    assert lines[4].split()[1:6] == ["16", "15", "1", "14", "1"]
+    head = next(i for i, line in enumerate(lines) if line.startswith("RESOURCE"))
+    assert lines[head].split() == ["RESOURCE", "CAPACITY", "ALLOCATABLE", "ALLOCATED", "FREE", "UNHEALTHY"]
+    assert lines[head + 1].split()[1:6] == ["16", "15", "1", "14", "1"]
     assert sum(line.startswith("0000:") for line in lines) == 16
     held = of_gpu(lines, "0000:13:00.0")
     assert "Unhealthy" in held
     assert "IOMMU group 19 is held by" in held
     assert any("allocated to pod default/vm-1" in line for line in lines)
-    assert not any("more" in line for line in lines)
+    assert lines[-1] == "Enter: explain  q: end  Up Down PgUp PgDn Home End: select", "all is in view"
 
 
 def test_the_cause_of_what_is_unhealthy_stands_beside_the_counts_where_there_is_room() -> None:
@@ -76,16 +50,26 @@ def test_the_cause_of_what_is_unhealthy_stands_beside_the_counts_where_there_is_
     assert text(watched(core), core.at)[4].endswith("1  HeldByOther 1")
 
 
-def test_more_than_fit_are_counted_and_what_is_unhealthy_is_shown_first() -> None:
+def test_the_causes_stand_below_the_counts_where_only_there_is_room() -> None:
+    core = node(range(0x10, 0x14))
+    for slot in (0x12, 0x13):
+        core.enabled[f"0000:{slot:02x}:00.0"] = 1
+        core.holders[slot] = (QEMU,)
+    core.pass_time(60)
+    seen = watched(core)
+    assert "  HeldByOther 2" in text(seen, core.at, 80, 24)
+    assert "  HeldByOther 2" not in text(seen, core.at, 80, 12), "the GPUs need the lines"
+
+
+def test_of_more_than_fit_what_is_unhealthy_comes_first() -> None:
     core = node(range(0x10, 0x90))
     core.enabled["0000:8f:00.0"] = 1
     core.holders[0x8F] = (QEMU,)
     core.pass_time(60)
     lines = text(watched(core), core.at)
     shown = [line[:12] for line in lines if line.startswith("0000:")]
-    assert shown[0] == "0000:10:00.0"
-    assert shown[-1] == "0000:8f:00.0"
-    assert lines[-1] == f"… and {128 - len(shown)} GPUs more, 0 of them not Healthy: gpuactors inspect"
+    assert shown[:3] == ["0000:8f:00.0", "0000:10:00.0", "0000:11:00.0"]
+    assert lines[-1].endswith(" of 133")
 
 
 def test_the_parts_of_a_card_stand_below_it_and_further_in() -> None:
@@ -94,8 +78,9 @@ def test_the_parts_of_a_card_stand_below_it_and_further_in() -> None:
     core = Core(pf, vf, gpu("11:00.0"))
     lines = text(watched(core), core.at)
     at = lines.index(of_gpu(lines))
-    assert lines[at + 1].startswith("  0000:10:00.4  vfio-pci")
-    assert lines[at + 2].startswith("0000:11:00.0 ")
+    below = [line for line in lines[at + 1 :] if "0000:" in line]
+    assert below[0].startswith("  0000:10:00.4  vfio-pci")
+    assert below[1].startswith("0000:11:00.0 ")
 
 
 def of_gpu(lines: list[str], address: str = "0000:10:00.0") -> str:
@@ -122,19 +107,20 @@ def test_what_changes_stands_out_for_some_seconds_and_is_named() -> None:
     assert text(seen, core.at)[1] == "last change 0 s ago: 0000:13:00.0  Unhealthy  HeldByOther"
 
     def is_new(at: float) -> list[str]:
-        lines = frame(seen, at, WALL, 100, 30)
-        return [line[0].text[:12] for line in lines[6:] if any(p.style is Style.NEW for p in line)]
+        lines = styled(shown(seen, at, 100, 30), 100, 30)[2:]
+        return [text for line in lines for style, text in line if style == Style.NEW and "0000:" in text]
 
-    assert is_new(core.at) == ["0000:13:00.0"]
+    assert [text[:12] for text in is_new(core.at)] == ["0000:13:00.0"]
     assert is_new(core.at + NEW_S) == []
 
 
 def test_the_health_has_its_colour() -> None:
-    core = node(range(0x10, 0x12))
+    core = node(range(0x10, 0x13))
     core.enabled["0000:11:00.0"] = 1
     core.holders[0x11] = (QEMU,)
     core.pass_time(60)
-    styles = {p.text.strip(): p.style for line in frame(watched(core), core.at, WALL, 100, 30) for p in line}
+    lines = styled(shown(watched(core), core.at, 100, 30), 100, 30)
+    styles = {text.strip(): style for line in lines for style, text in line}
     assert (styles["Healthy"], styles["Unhealthy"]) == (Style.GOOD, Style.BAD)
 
 
@@ -145,7 +131,7 @@ def test_a_daemon_that_is_gone_is_said_to_be_with_what_it_said_last() -> None:
     assert not seen.lost(core.at, "no daemon runs")
     lines = text(seen, core.at + 3)
     assert lines[1] == "the daemon is gone since 3 s; still trying; this is what it said last"
-    assert lines[2] == "  no daemon runs"
+    assert lines[2] == "no daemon runs"
     assert sum(line.startswith("0000:") for line in lines) == 16
     changes = seen.heard(running(core, pid=8), core.at + 4)
     assert [change[:2] for change in changes] == [("daemon", "process 8, version 1.2.3")]
@@ -189,14 +175,44 @@ def test_a_wide_screen_cuts_no_driver_and_folds_no_claim_before_its_edge() -> No
     for words in ("one", "two"):
         core.prepare(allocated(name(words), "0000:10:00.0"))
     core.pass_time(3)
-    seen = Watched()
-    seen.heard(Running(7, "1.2.3", About("gpu-17"), view_of(core.state, core.at)), core.at)
+    seen = watched(core)
     why = "delete one of the two pods, so that it is scheduled anew"
     narrow, roomy = text(seen, core.at, 80), text(seen, core.at, 200)
     assert "nvgrace_gpu_v…" in of_gpu(narrow, "0000:11:00.0")
     assert "nvgrace_gpu_vfio_pci" in of_gpu(roomy, "0000:11:00.0")
     assert not any(line.endswith(why) for line in narrow)
     assert any(line.endswith(why) for line in roomy)
+
+
+HELD = (
+    "IOMMU group 19 is held by process 4711 (qemu-system-x86) of the pod with UID 0b0f-uid, "
+    "and kubelet has given it to no pod"
+)
+
+
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+@pytest.mark.parametrize("gpus", [4, 30, 32, 256])
+def test_no_reason_is_cut_while_there_is_an_empty_line(gpus: int, columns: int, rows: int) -> None:
+    seen, at = held(gpus)
+    lines = text(seen, at, columns, rows)
+    shown = " ".join(" ".join(lines).split()).replace("group 254", "group 19")
+    is_last_line_empty = not lines[-2]
+    assert (HELD in shown) == (gpus + 9 <= rows)
+    assert is_last_line_empty == (gpus == 4)
+    assert any("…" in line for line in lines if line.startswith("0000:")) == (HELD not in shown)
+    assert lines[-1].endswith(" of 261") == (gpus == 256), "the place in a list that is longer"
+
+
+def test_a_reason_that_ends_at_the_edge_is_seen_to_be_cut() -> None:
+    core = node()
+    core.ledger["0000:10:00.0"] = "vm-1"
+    core.pass_time(60)
+    seen = watched(core)
+    whole = of_gpu(text(seen, core.at, 90, 12))
+    assert whole.endswith("allocated to pod default/vm-1")
+    for columns in range(60, 2 + len(whole)):
+        assert of_gpu(text(seen, core.at, columns, 12)) == whole[: columns - 3] + "…"
+    assert of_gpu(text(seen, core.at, 2 + len(whole), 12)) == whole
 
 
 def test_any_size_is_kept_to() -> None:

@@ -14,7 +14,6 @@ from msgspec import Struct
 from gpuactors.cli.inspect import claims_report
 from gpuactors.cli.inspect.claims_report import wrapped
 from gpuactors.control.view import CardView, DeviceView, NodeView
-from gpuactors.core.values.model import Health
 from gpuactors.core.values.quote import first_of
 
 COLUMNS: Final = ("ADDRESS", "DRIVER", "GROUP", "NUMA", "HEALTH", "CAUSE", "OWNER")
@@ -22,8 +21,6 @@ COLUMNS: Final = ("ADDRESS", "DRIVER", "GROUP", "NUMA", "HEALTH", "CAUSE", "OWNE
 
 PARENT: Final = "PART OF"
 """The column of a part whose parent is not the card itself, but another part of it."""
-
-_WELL: Final = frozenset({str(Health.HEALTHY), *claims_report.OFFERS.values()})
 
 
 class Card(Struct, frozen=True):
@@ -106,7 +103,7 @@ def reasons(parts: Iterable[DeviceView], view: NodeView, columns: int) -> list[s
     """Return why parts are not well: each reason once, with the parts that have it."""
     having: dict[tuple[str, str], list[str]] = {}
     for part in parts:
-        if claims_report.listing(part) not in _WELL:
+        if claims_report.listing(part) not in claims_report.WELL:
             having.setdefault((part.cause, claims_report.reason(part, view)), []).append(part.address)
     lines = []
     for (cause, reason), addresses in sorted(having.items()):

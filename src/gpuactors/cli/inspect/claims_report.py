@@ -5,7 +5,7 @@ Must not decide anything: what is said of a claim or a device comes from the dae
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from gpuactors.cli.output import folded
@@ -20,6 +20,7 @@ from gpuactors.control.view import (
     SlicesView,
 )
 from gpuactors.core.values.claim_states import ClaimState
+from gpuactors.core.values.model import Health
 from gpuactors.core.values.quote import first_of
 from gpuactors.core.values.reported import CLAIMED, OFFERED
 
@@ -52,6 +53,9 @@ def lasted(seconds: float) -> str:
 
 OFFERS: Final[Mapping[str, str]] = {OFFERED: "offered to claims", CLAIMED: "claimed"}
 """The words for a device that nothing keeps from claims, by `DeviceOfClaimsView.offer`."""
+
+WELL: Final = frozenset({str(Health.HEALTHY), *OFFERS.values()})
+"""The words of `listing` for a device that nobody needs to look after."""
 
 
 # --- of a device ------------------------------------------------------------------------------------------
@@ -154,17 +158,26 @@ def _brief(claim: ClaimView) -> dict[str, Any]:
 # --- of a node --------------------------------------------------------------------------------------------
 
 
-def sections(claims: ClaimsView | None, columns: int) -> list[list[str]]:
+About = tuple[str, str]
+"""The UID of the claim or compute domain that a line is about, else ""; and the line."""
+
+
+def about(uid: str, lines: Iterable[str]) -> list[About]:
+    """Return the lines as lines about that claim or domain."""
+    return [(uid, line) for line in lines]
+
+
+def sections(claims: ClaimsView | None, columns: int) -> list[list[About]]:
     """Return the claims and the slices, each as the lines of one section of so many columns; nothing while DRA is
     off."""
     if claims is None:
         return []
-    head = [f"Claims of driver {claims.driver}" + ("" if claims.claims else ": none")]
+    head = about("", [f"Claims of driver {claims.driver}" + ("" if claims.claims else ": none")])
     if claims.problem:
-        head += wrapped(claims.problem, columns, indent=2)
+        head += about("", wrapped(claims.problem, columns, indent=2))
     for claim in claims.claims:
-        head += claim_lines(claim, columns)
-    return [head, slices_lines(claims.slices, columns)]
+        head += about(claim.uid, claim_lines(claim, columns))
+    return [head, about("", slices_lines(claims.slices, columns))]
 
 
 def claim_lines(claim: ClaimView, columns: int, indent: int = 2, stated: str = "") -> list[str]:

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from gpuactors.cli.inspect.claims_report import (
     MEANINGS,
+    About,
+    about,
     claim_dict,
     claim_facts,
     claim_lines,
@@ -52,26 +54,28 @@ _READINESS: Final[Mapping[str, str]] = {
 # --- of a node --------------------------------------------------------------------------------------------
 
 
-def sections(domains: DomainsView | None, columns: int) -> list[list[str]]:
+def sections(domains: DomainsView | None, columns: int) -> list[list[About]]:
     """Return the domains with their claims, and the slices, each as the lines of one section of so many columns;
     nothing while they are off."""
     if domains is None:
         return []
     claims = domains.claims
-    head = [f"Compute domains of driver {claims.driver}"]
+    facts = [f"Compute domains of driver {claims.driver}"]
     if claims.problem:
-        head += wrapped(claims.problem, columns, indent=2)
+        facts += wrapped(claims.problem, columns, indent=2)
     for name, text in (*_imex_facts(domains), *_label_facts(domains)):
-        head += wrapped(f"{name}: {text}", columns, indent=2)
+        facts += wrapped(f"{name}: {text}", columns, indent=2)
+    head = about("", facts)
     for domain in domains.domains:
         domain_claims = [claim for claim in claims.claims if claim.domain == domain.uid]
         head += _domain_lines(domain, domain_claims, columns)
     without_domain = [claim for claim in claims.claims if domains.of(claim) is None]
     if without_domain:
-        head.append("  claims without a domain: not read yet, or ended")
+        head += about("", ["  claims without a domain: not read yet, or ended"])
     for claim in without_domain:
-        head += claim_lines(claim, columns, indent=4)
-    return [head, slices_lines(claims.slices, columns, f"ResourceSlices of driver {claims.driver}")]
+        head += about(claim.uid, claim_lines(claim, columns, indent=4))
+    slices = slices_lines(claims.slices, columns, f"ResourceSlices of driver {claims.driver}")
+    return [head, about("", slices)]
 
 
 def _imex_facts(domains: DomainsView) -> list[tuple[str, str]]:
@@ -90,13 +94,14 @@ def _label_facts(domains: DomainsView) -> list[tuple[str, str]]:
     return [("Label", text) for text in (label.said, label.problem) if text]
 
 
-def _domain_lines(domain: DomainView, claims: list[ClaimView], columns: int) -> list[str]:
+def _domain_lines(domain: DomainView, claims: list[ClaimView], columns: int) -> list[About]:
     """Return a domain with its claims. A reason that they have in common stands once."""
-    lines = wrapped(f"{_titled(domain)}  {domain.status}", columns, indent=2)
+    own = wrapped(f"{_titled(domain)}  {domain.status}", columns, indent=2)
     reason = domain.missing or domain.problem
-    lines += wrapped(reason, columns, indent=4) if reason else []
+    own += wrapped(reason, columns, indent=4) if reason else []
+    lines = about(domain.uid, own)
     for claim in claims:
-        lines += claim_lines(claim, columns, indent=4, stated=reason)
+        lines += about(claim.uid, claim_lines(claim, columns, indent=4, stated=reason))
     return lines
 
 

@@ -75,7 +75,7 @@ async def assessed(
         state, _effects = step(state, event, trio.current_time())
         event = await _answer(state, ledger, use, cdi)
     if (files := specs.wanted(state)) is not None:  # a daemon would write them first
-        state, _effects = step(state, SpecsWritten(files, {}), trio.current_time())
+        state, _effects = step(state, SpecsWritten(files.specs, {}), trio.current_time())
     egms = await sets_reader.observed(SetSource.EGM, EgmReader(HostRoot(str(config.host_root))))
     state, _effects = step(state, egms, trio.current_time())
     # This command needs no uevents: it has just scanned.

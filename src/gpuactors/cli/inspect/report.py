@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from gpuactors.cli.inspect import cards, claims_report, domains_report
 from gpuactors.cli.inspect.claims_report import lasted, wrapped
+from gpuactors.cli.inspect.colours import Paint, Part, plain
 from gpuactors.cli.inspect.view import (
     NO_DEVICES,
     AnyExplained,
@@ -34,7 +35,8 @@ from gpuactors.control.view import (
     ReleaseView,
     ResourceView,
 )
-from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.cause import MAY_LAST, Cause
+from gpuactors.core.values.model import Health
 from gpuactors.core.values.quote import quoted_id
 
 # --- inspect ----------------------------------------------------------------------------------------------
@@ -91,6 +93,7 @@ def _device_dict(device: DeviceView, inspected: Inspected) -> dict[str, object]:
         "listed": device.listed,
         "health": device.health,
         "cause": device.cause or None,
+        "needs_hand": device.listed and device.health == Health.UNHEALTHY and device.cause not in MAY_LAST,
         "reason": device.reason,
         "owner": device.owner,
         "holders": [{"pid": h.pid, "command": h.command, "pod_uid": h.pod_uid} for h in device.holders],
@@ -122,6 +125,9 @@ _CDEVS: Final = "/dev/vfio/devices/"
 _GAP: Final = "  "
 """Between two columns, and before the first."""
 
+_PART_INDENT: Final = 4
+"""The indent of the parts of a card, below the name of their resource."""
+
 _REASON_MIN: Final = 30
 """The least width of a reason: a driver's long name must not squeeze it into a column of single words."""
 
@@ -130,24 +136,29 @@ _LEFT_OUT: Final = ("ID", "NUMA", "GROUP")
 """Which of them are left out, one after the other, where no room is left for a reason. `-o wide` has them."""
 
 
-def as_table(inspected: Inspected, columns: int = UNFOLDED) -> str:
+def as_table(inspected: Inspected, columns: int = UNFOLDED, paint: Paint = plain) -> str:
     """Return the source of the view and what it lacks, then each resource with its totals and its devices, in so many
     columns: a reason that does not fit is continued below. Resource names have lines of their own, as a name may have
     75 characters."""
-    return _table(inspected, _COLUMNS, columns, columns)
+    return _table(inspected, _COLUMNS, columns, columns, paint)
 
 
-def as_wide(inspected: Inspected, columns: int = UNFOLDED) -> str:
+def as_wide(inspected: Inspected, columns: int = UNFOLDED, paint: Paint = plain) -> str:
     """Return the table with more columns, and each GPU in one line however long."""
-    return _table(inspected, WIDE, columns, UNFOLDED)
+    return _table(inspected, WIDE, columns, UNFOLDED, paint)
 
 
-def _table(inspected: Inspected, names: Sequence[str], columns: int, columns_of_rows: int) -> str:
+def _table(
+    inspected: Inspected, names: Sequence[str], columns: int, columns_of_rows: int, paint: Paint
+) -> str:
     devices = shown(inspected.view)
-    sections = [_heading(inspected, columns)]
+    sections = [_heading(inspected, columns, paint)]
     claim_sections = [
-        *claims_report.sections(inspected.view.claims, columns),
-        *domains_report.sections(inspected.view.domains, columns),
+        [paint(Part.HEADING, title), *(line for _, line in further)]
+        for (_, title), *further in (
+            *claims_report.sections(inspected.view.claims, columns),
+            *domains_report.sections(inspected.view.domains, columns),
+        )
     ]
     if not devices:
         sections += [wrapped(NO_DEVICES, columns), *claim_sections]
@@ -161,14 +172,16 @@ def _table(inspected: Inspected, names: Sequence[str], columns: int, columns_of_
     for name in sorted({device.resource for device in devices if device.address not in divided}):
         gpus = [device for device in whole if device.resource == name]
         parts = [device for device in devices if device.parent is not None and device.resource == name]
-        totals_text = _totals(resources.get(name), len(gpus) + len(parts), inspected)
-        section = [name, *wrapped(totals_text, columns, indent=2)]
+        section = [paint(Part.HEADING, name)]
+        section += _totals_lines(resources.get(name), len(gpus) + len(parts), inspected, columns, paint)
         if parts:
             section += wrapped(f"parts of {cards.places(parts, of_cards)}", columns, indent=2)
-        for row in (head, *(rows[device.address] for device in gpus)) if gpus else ():
-            section += _lines(row, widths, columns_of_rows)
+        if gpus:
+            section += _lines(head, widths, columns_of_rows)
+        for device in gpus:
+            section += _lines(rows[device.address], widths, columns_of_rows, paint=_of_row(head, paint))
         sections.append(section)
-    sections += [_card_lines(card, inspected.view, names, columns) for card in of_cards]
+    sections += [_card_lines(card, inspected.view, names, columns, paint) for card in of_cards]
     sections += claim_sections
     return "\n\n".join("\n".join(section) for section in sections)
 
@@ -187,27 +200,41 @@ def _fitting(
     return names, rows, widths
 
 
-def _card_lines(card: cards.Card, view: NodeView, names: Sequence[str], columns: int) -> list[str]:
+def _card_lines(
+    card: cards.Card, view: NodeView, names: Sequence[str], columns: int, paint: Paint
+) -> list[str]:
     """Return the card, then its parts by resource and profile, each part in one line however long."""
     shown_names = cards.names_of_columns(card, names[:-1] if names == WIDE else cards.COLUMNS)
-    rows = {part.address: cells(part, view, shown_names) for part in card.parts}
-    widths = [max(len(row[i]) for row in (shown_names, *rows.values())) for i in range(len(shown_names) - 1)]
-    lines = wrapped(cards.title(card, view), columns)
+    full_rows = {part.address: cells(part, view, shown_names) for part in card.parts}
+    room = UNFOLDED if names == WIDE else columns - _PART_INDENT + len(_GAP)
+    head, rows, widths = _fitting(shown_names, full_rows, room)
+    lines = [paint(Part.HEADING, line) for line in wrapped(cards.title(card, view), columns)]
     for (resource, profile), parts in cards.by_resource(card.parts).items():
         named = f"{resource} ({profile})" if profile else resource
         lines += wrapped(f"{named}: {cards.counted(parts)}", columns, indent=2)
-        for row in (shown_names, *(rows[part.address] for part in parts)):
-            lines += _lines(row, widths, UNFOLDED, indent=4)
+        lines += _lines(head, widths, UNFOLDED, _PART_INDENT)
+        for part in parts:
+            lines += _lines(rows[part.address], widths, UNFOLDED, _PART_INDENT, _of_row(head, paint))
         lines += cards.reasons(parts, view, columns)
     return lines
 
 
-def _heading(inspected: Inspected, columns: int) -> list[str]:
-    lines = wrapped(f"Node {inspected.node}, seen by {inspected.source}", columns)
+def _heading(inspected: Inspected, columns: int, paint: Paint) -> list[str]:
+    title = wrapped(f"Node {inspected.node}, seen by {inspected.source}", columns)
+    lines = [paint(Part.HEADING, line) for line in title]
     for name, problem in inspected.view.problems:
         if problem and (inspected.by_daemon or name != "kubelet"):
-            lines += wrapped(f"{name}: {problem}", columns)
+            lines += [paint(Part.PROBLEM, line) for line in wrapped(f"{name}: {problem}", columns)]
     return lines
+
+
+def _totals_lines(
+    resource: ResourceView | None, devices: int, inspected: Inspected, columns: int, paint: Paint
+) -> list[str]:
+    lines = wrapped(_totals(resource, devices, inspected), columns, indent=2)
+    if resource is None or not inspected.by_daemon or (resource.registered and not resource.problem):
+        return lines
+    return [paint(Part.PROBLEM, line) for line in lines]
 
 
 def _totals(resource: ResourceView | None, devices: int, inspected: Inspected) -> str:
@@ -264,14 +291,24 @@ def _cdev(node: str) -> str:
     return node.removeprefix(_CDEVS) if node.startswith(_CDEVS) else ""
 
 
-def _lines(row: Sequence[str], widths: Sequence[int], columns: int, indent: int = 2) -> list[str]:
+def _of_row(names: Sequence[str], paint: Paint) -> Callable[[int, str], str]:
+    """Return the function that paints a cell, by the number of its column."""
+    return lambda i, cell: paint(Part.HEALTH, cell) if names[i] == "HEALTH" else cell
+
+
+def _lines(
+    row: Sequence[str],
+    widths: Sequence[int],
+    columns: int,
+    indent: int = 2,
+    paint: Callable[[int, str], str] = lambda _, cell: cell,
+) -> list[str]:
     """Return the row, and below its last cell what does not fit."""
-    cells_before = " " * indent + "".join(
-        f"{cell:<{width}}{_GAP}" for cell, width in zip(row, widths, strict=False)
-    )
-    room = max(_REASON_MIN, columns - len(cells_before))
-    first, *continued = folded(row[-1], room) or [""]
-    return [(cells_before + first).rstrip(), *(" " * len(cells_before) + line for line in continued)]
+    padded = [f"{cell:<{width}}{_GAP}" for cell, width in zip(row, widths, strict=False)]
+    before = indent + sum(map(len, padded))
+    first, *continued = folded(row[-1], max(_REASON_MIN, columns - before)) or [""]
+    painted = " " * indent + "".join(paint(i, cell) for i, cell in enumerate(padded))
+    return [(painted + first).rstrip(), *(" " * before + line for line in continued)]
 
 
 # --- explain ----------------------------------------------------------------------------------------------

@@ -1,121 +1,126 @@
-"""A terminal as a whole screen, with ANSI codes: its alternate screen, so that what was there before comes back.
+"""The view on a terminal, which urwid draws on, reads and gives back: the alternate screen, its size, keys and Ctrl-Z.
 
-Only the lines of a screen that differ are written, in one write, so nothing flickers. A dozen codes suffice.
+docs/dev/adr/0028 says what is left to do here.
 """
 
 from __future__ import annotations
 
 import os
-import termios
-from collections.abc import Sequence
+import time
 from contextlib import suppress
-from typing import Any, Final, TextIO, final
+from socket import socketpair
+from typing import Final, TextIO, final
 
-from gpuactors.cli.live.text import Line, Style
+import trio
+import urwid
 
-_ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
-"""The codes for the alternate screen, no cursor, no automatic new line, and an empty screen."""
-_LEAVE: Final = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
-_AT_ONCE: Final = ("\x1b[?2026h", "\x1b[?2026l")
-"""The begin and the end of a block that terminals with this feature show at once."""
-_CLEAR: Final = "\x1b[2J"
-_SIZE_UNKNOWN: Final = (100, 30)
+from gpuactors.cli.live.ends import until_ended
+from gpuactors.cli.live.follow import follow
+from gpuactors.cli.live.screen import View
+from gpuactors.cli.live.text import Style
+from gpuactors.cli.live.watched import Watched
+from gpuactors.control.client import Running
 
-_CODES: Final = {
-    Style.PLAIN: "",
-    Style.HEAD: "1",
-    Style.GOOD: "32",
-    Style.BAD: "31",
-    Style.FAINT: "2",
-    Style.NEW: "1",
-    Style.ALARM: "1;7;31",
-}
+_TICK_S: Final = 1.0
+"""The pause between two updates of the ages on the screen, in seconds."""
 
+_SIZE_UNKNOWN: Final = (80, 24)
 
-def is_screen(out: TextIO, environment: dict[str, str]) -> bool:
-    """Return whether a whole screen can be drawn on it."""
-    return out.isatty() and environment.get("TERM", "dumb") not in ("dumb", "")
+PALETTE: Final = (
+    (Style.HEAD, "bold", "default"),
+    (Style.GOOD, "dark green", "default"),
+    (Style.BAD, "dark red", "default"),
+    (Style.FAINT, "faint", "default"),
+    (Style.NEW, "bold", "default"),
+    (Style.ALARM, "dark red,bold,standout", "default"),
+    (Style.SELECTED, "standout", "default"),
+)
+"""How each style looks on a terminal; without colours all look the same."""
+
+_Typed = str | tuple[str, int, int, int]
+"""A key, or what a mouse did, as urwid has it."""
 
 
 @final
-class Terminal:
-    """The terminal, which this process has from a `draw` until `leave`."""
+class _Terminal(urwid.display.raw.Screen):
+    """The terminal as urwid has it. Without keys it reads a socket to which nobody writes."""
 
-    def __init__(self, out: TextIO, keys: TextIO | None, *, colour: bool) -> None:
-        self._out = out
-        self._colour = colour
-        self._keys = keys if keys is not None and _is_ours(keys) else None
-        self._before: list[Any] | None = None
-        self._lines: list[str] = []
-        self._size: tuple[int, int] | None = None
-        """The size of the screen that was drawn last; None while this process does not have the terminal."""
+    def __init__(self, out: TextIO, keys: TextIO | None) -> None:
+        nothing, self._silent = socketpair()
+        super().__init__(keys or nothing, out, bracketed_paste_mode=False, focus_reporting=False)
 
-    @property
-    def keys(self) -> int | None:
-        """The descriptor from which single keys can be read; None if there is none."""
-        return self._keys.fileno() if self._keys is not None else None
-
-    def size(self) -> tuple[int, int]:
-        """Return columns and rows."""
-        with suppress(OSError):
-            columns, rows = os.get_terminal_size(self._out.fileno())
-            if columns and rows:
-                return columns, rows
-        return _SIZE_UNKNOWN
-
-    def draw(self, lines: Sequence[Line]) -> None:
-        """Show these lines, which are as wide as the screen. Raises `observe.stdout.StdoutError`."""
-        size, text = self.size(), ""
-        if self._size is None:
-            self._enter()
-        elif self._size != size:
-            text, self._lines = _CLEAR, []
-        self._size = size
-        painted = [self._painted(line) for line in lines[: size[1]]]
-        for number in range(max(len(painted), len(self._lines))):
-            now = painted[number] if number < len(painted) else "\x1b[2K"
-            if number >= len(self._lines) or self._lines[number] != now:
-                text += f"\x1b[{number + 1};1H{now}"
-        self._lines = painted
-        if text:
-            self._write(_AT_ONCE[0] + text + _AT_ONCE[1])
-
-    def leave(self) -> None:
-        """Give the terminal back as it was; `draw` takes it again."""
-        if self._size is None:
-            return
-        self._size, self._lines = None, []
-        if self._keys is not None and self._before is not None:
-            with suppress(termios.error):
-                termios.tcsetattr(self._keys, termios.TCSANOW, self._before)
-        self._write(_LEAVE)
-
-    def _enter(self) -> None:
-        if self._keys is not None:
-            with suppress(termios.error):
-                self._before = termios.tcgetattr(self._keys)
-                quiet = [*self._before]
-                quiet[3] &= ~(termios.ECHO | termios.ICANON)
-                termios.tcsetattr(self._keys, termios.TCSANOW, quiet)
-        self._write(_ENTER)
-
-    def _painted(self, line: Line) -> str:
-        if not self._colour:
-            return "".join(piece.text for piece in line)
-        return "".join(
-            f"\x1b[{_CODES[piece.style]}m{piece.text}\x1b[0m" if _CODES[piece.style] else piece.text
-            for piece in line
-        )
-
-    def _write(self, text: str) -> None:
-        encoding = self._out.encoding
-        self._out.write(text.encode(encoding, "replace").decode(encoding))
-        self._out.flush()
+    def get_cols_rows(self) -> tuple[int, int]:
+        """Return columns and rows, also of a terminal that does not know its size."""
+        columns, rows = super().get_cols_rows()
+        return columns or _SIZE_UNKNOWN[0], rows or _SIZE_UNKNOWN[1]
 
 
-def _is_ours(keys: TextIO) -> bool:
-    """Return whether it is the terminal of which this process is in the foreground: a process in the background is
-    stopped for changing it."""
+@final
+class OnTerminal:
+    """The view as a whole screen of a terminal."""
+
+    def __init__(self, out: TextIO, keys: TextIO | None, *, colour: bool, wide: bool) -> None:
+        keys = keys if _are_ours(keys) else None
+        urwid.set_encoding(out.encoding)
+        self._terminal = _Terminal(out, keys)
+        self._terminal.set_terminal_properties(colors=16 if colour else 1)
+        self._watched = Watched()
+        self._view = View(self._watched, wide=wide, keys=keys is not None)
+        self._events = urwid.TrioEventLoop()
+        self._is_heard = trio.Event()
+
+    async def run(self, path: str) -> None:
+        await until_ended(lambda: follow(path, self._heard, self._lost), self._shown, self._ticks)
+
+    async def _shown(self) -> None:
+        """Have the terminal from the first view until a key ends it, or it is gone; and give it back in any case."""
+        await self._is_heard.wait()
+        loop = urwid.MainLoop(
+            self._view, PALETTE, self._terminal, handle_mouse=False, event_loop=self._events,
+            input_filter=self._typed, unhandled_input=_end_at,
+        )  # fmt: skip
+        with loop.start():
+            try:
+                await self._events.run_async()
+            except* (urwid.ExitMainLoop, urwid.display.common.InputClosedError):
+                pass
+
+    def _heard(self, running: Running) -> None:
+        self._watched.heard(running, trio.current_time())
+        self._show()
+        self._is_heard.set()
+
+    def _lost(self, since: float, why: str) -> None:
+        self._watched.lost(since, why)
+        self._show()
+
+    async def _ticks(self) -> None:
+        await self._is_heard.wait()
+        while True:
+            await trio.sleep(_TICK_S)
+            self._show()
+
+    def _typed(self, keys: list[_Typed], raw: list[int]) -> list[_Typed]:
+        if "window resize" in keys:
+            self._show()
+        return keys
+
+    def _show(self) -> None:
+        """Bring the view up to date; urwid draws it before it waits for the next event."""
+        self._view.show(trio.current_time(), time.time(), self._terminal.get_cols_rows())
+
+
+def _end_at(key: _Typed) -> bool:
+    """End the screen if this key does so, which no widget has taken. Ctrl-C and Ctrl-D are keys only where the terminal
+    makes no signal of them."""
+    if key in ("q", "ctrl c", "ctrl d"):
+        raise urwid.ExitMainLoop
+    return False
+
+
+def _are_ours(keys: TextIO | None) -> bool:
+    """Return whether they are of the terminal of which this process is in the foreground: a process in the background
+    is stopped for changing it."""
     with suppress(OSError, ValueError):
-        return keys.isatty() and os.tcgetpgrp(keys.fileno()) == os.getpgrp()
+        return keys is not None and keys.isatty() and os.tcgetpgrp(keys.fileno()) == os.getpgrp()
     return False

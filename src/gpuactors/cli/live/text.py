@@ -1,17 +1,17 @@
-"""Text of a known width, in pieces with a style. Must not know a terminal's codes."""
+"""Text of a known width, in pieces with a style. Must not know how a style looks."""
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Sequence
-from enum import Enum
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
+from urwid import calc_text_pos, calc_width
 
 
-class Style(Enum):
-    """The meaning of a piece of text; `terminal.py` chooses colours and weight."""
+class Style(StrEnum):
+    """The meaning of a piece of text; the palette in `terminal.py` chooses colours and weight."""
 
     PLAIN = "plain"
     HEAD = "head"
@@ -21,16 +21,21 @@ class Style(Enum):
     NEW = "new"
     """Text that has just changed."""
     ALARM = "alarm"
+    SELECTED = "selected"
+    """The row that the keys act on; a mark in front of it says so, too."""
 
 
 class Piece(Struct, frozen=True):
-    """Text of one style, without control characters."""
+    """Text of one style."""
 
     text: str
     style: Style = Style.PLAIN
 
 
 Line = tuple[Piece, ...]
+
+Markup = list[str | tuple[Style, str]]
+"""Lines as urwid's `Text` takes them."""
 
 _CUT: Final = "…"
 
@@ -40,22 +45,25 @@ def line(text: str, style: Style = Style.PLAIN) -> Line:
     return (Piece(text, style),)
 
 
+def markup(lines: Iterable[Sequence[Piece]]) -> Markup:
+    """Return the lines, with a mark for each control character."""
+    marked: Markup = []
+    for pieces in lines:
+        marked += ["\n", *((piece.style, _printable(piece.text)) for piece in pieces)]
+    return marked[1:]
+
+
 def width(text: str) -> int:
     """Return the columns that a terminal takes for the text."""
-    return sum(_columns(char) for char in text)
+    return calc_width(text, 0, len(text))
 
 
 def cut(text: str, columns: int) -> str:
     """Return the text, or as much of it as fits, with a mark that there is more."""
-    clean = "".join(char if char.isprintable() else "?" for char in text)
+    clean = _printable(text)
     if width(clean) <= columns:
         return clean
-    kept = ""
-    for char in clean:
-        if width(kept) + _columns(char) > columns - 1:
-            break
-        kept += char
-    return kept + _CUT if columns > 0 else ""
+    return clean[: calc_text_pos(clean, 0, len(clean), columns - 1)[0]] + _CUT if columns > 0 else ""
 
 
 def end(text: str, columns: int) -> str:
@@ -69,20 +77,5 @@ def padded(text: str, columns: int) -> str:
     return fitting + " " * (columns - width(fitting))
 
 
-def fitted(pieces: Sequence[Piece], columns: int) -> Line:
-    """Return the line in exactly so many columns."""
-    fitting: list[Piece] = []
-    room = columns
-    for piece in pieces:
-        text = cut(piece.text, room)
-        fitting.append(Piece(text, piece.style))
-        room -= width(text)
-        if text != piece.text:
-            break
-    return (*fitting, Piece(" " * room))
-
-
-def _columns(char: str) -> int:
-    if unicodedata.combining(char):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -338,6 +338,13 @@ def test_a_use_that_the_daemon_knows_better_has_its_words_and_one_that_only_the_
         "it looks free here, and the daemon has seen its pod"
     )
     assert said(held, daemons.devices) == ["process 4711 (qemu) has it open"], "as with --holders proc"
+    claimed = tuple(
+        replace(d, owner="shop/gpu")
+        for d in _with(daemons, Cause.CLAIMED_ELSEWHERE, "in use by the claim shop/gpu")
+    )
+    assert said(held, claimed) == ["in use by the claim shop/gpu"], "its process is not to be ended"
+    owned = tuple(replace(d, owner="shop/vm-1") for d in daemons.devices)
+    assert said(held, owned) == []
     named = tuple(replace(d, holders=(Holder(4711, "qemu", None),)) for d in held)
     unnamed = _with(daemons, Cause.HELD_BY_OTHER, "IOMMU group 35 is in use")
     assert said(named, unnamed) == ["process 4711 (qemu) has it open"]

@@ -59,7 +59,7 @@ def test_the_json_has_these_keys_and_no_other(ill: Examined) -> None:
             "level": "WARN",
             "message": "bound to nvidia, which is no vfio driver; bind it to vfio-pci to offer it",
             "remedy": f"Bind it to vfio-pci. For instance, as root: driverctl set-override {GPU} vfio-pci",
-            "document": "docs/causes.md",
+            "document": "docs/reference.md#causes",
             "cause": "NotBound",
             "devices": [GPU],
         }
@@ -95,10 +95,10 @@ def test_a_check_names_one_document_below_the_last_of_its_findings_that_is_no_pa
     text = replace(ill, groups=(replace(first, findings=findings), *rest)).text()
     assert (
         "  WARN  number 0\n        To do: Do it.\n"
-        "  WARN  number 1\n        To do: Do it.\n        More: docs/security.md#files\n"
+        "  WARN  number 1\n        To do: Do it.\n        More: docs/operate.md#files-on-the-node\n"
         "  PASS  number 2\n"
     ) in text
-    assert text.count("docs/security.md#files") == 1
+    assert text.count("docs/operate.md#files-on-the-node") == 1
 
 
 def test_every_check_names_a_document_that_is_there() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from gpuactors.core.values.model import Holder, Role
 from gpuactors.core.values.reported import ImexReport, LabelStatus
 from gpuactors.ports.errors import StateFileError
 from tests.cli.doctor.rig import GPU, SECOND, open_patient
+from tests.test_tree import ROOT
 
 PASS, WARN, FAIL = Level.PASS, Level.WARN, Level.FAIL
 GPUS = "gpu.nvidia.com"
@@ -93,7 +95,17 @@ def test_a_drained_node_has_no_fail(drained: Facts) -> None:
 def test_a_claim_that_has_not_ended_is_named(drained: Facts, state: ClaimState) -> None:
     (found,) = of(with_view(drained, claims=ClaimsView(GPUS, "", (claim(state, GPU),), None)))
     assert (found.level, f"shop/gpu of {GPUS} is {state}: {GPU}" in found.message) == (FAIL, True), found
-    assert "kubectl drain node-1" in found.remedy
+    assert "kubectl drain node-1 --ignore-daemonsets --delete-emptydir-data" in found.remedy
+
+
+def test_the_page_has_the_commands_of_the_remedies(drained: Facts) -> None:
+    page = (ROOT / "docs/migrate.md").read_text(encoding="utf-8")
+    claims = ClaimsView(GPUS, "", (claim(ClaimState.PREPARED, GPU),), None)
+    label = LabelView(str(LabelStatus.ABSENT), UID, "", "")
+    busy = with_view(drained, claims=claims, domains=of_domains(label=label))
+    commands = [re.findall(r"kubectl .*?(?=\. |$)", finding.remedy) for finding in of(busy)]
+    assert [len(found) for found in commands] == [1, 1], commands
+    assert all(command.replace("node-1", "NODE") in page for (command,) in commands), commands
 
 
 @pytest.mark.parametrize("state", sorted(ENDED))
@@ -101,12 +113,45 @@ def test_a_claim_that_has_ended_is_none(drained: Facts, state: ClaimState) -> No
     assert levels(with_view(drained, claims=ClaimsView(GPUS, "", (claim(state, GPU),), None))) == [PASS]
 
 
+def test_the_pod_that_uses_a_claim_is_named(drained: Facts) -> None:
+    claims = ClaimsView(GPUS, "", (claim(ClaimState.PREPARED, GPU),), None)
+    (found,) = of(
+        with_view(drained, claims=claims, pods=(PodView("shop/vm-1", "", (GPU,), ("shop/gpu",), ()),))
+    )
+    assert found.message.endswith(f"{GPU}, used by the pod shop/vm-1")
+
+
+ABSENT = LabelView(str(LabelStatus.ABSENT), None, "absent", "")
+
+
+def of_domains(*claims: ClaimView, label: LabelView = ABSENT) -> DomainsView:
+    return DomainsView(
+        "on", ClaimsView(DOMAINS, "", claims, None), ImexReport(True, True, "", "", "", ""), label, ()
+    )
+
+
 def test_a_channel_of_a_compute_domain_is_one(drained: Facts) -> None:
-    claims = ClaimsView(DOMAINS, "", (claim(ClaimState.PREPARED, "channel-0"),), None)
-    label = LabelView(str(LabelStatus.ABSENT), None, "absent", "")
-    domains = DomainsView("on", claims, ImexReport(True, True, "", "", "", ""), label, ())
-    (found,) = of(with_view(drained, domains=domains))
+    (found,) = of(with_view(drained, domains=of_domains(claim(ClaimState.PREPARED, "channel-0"))))
     assert (found.level, "channel-0" in found.message, DOMAINS in found.message) == (FAIL, True, True)
+
+
+def test_a_domains_daemon_and_label_are_one_and_end_after_its_workloads(drained: Facts) -> None:
+    """A drain leaves the daemon: it needs other words than a workload."""
+    label = LabelView(str(LabelStatus.ABSENT), OTHER_UID, "", "")
+    channel = claim(ClaimState.TAKEN_OVER, "channel-0")
+    daemon = claim(ClaimState.TAKEN_OVER, "daemon-0", uid=OTHER_UID)
+    workload, both = of(with_view(drained, domains=of_domains(channel, daemon, label=label)))
+    assert "channel-0" in workload.message
+    assert "the daemon of a compute domain (shop/gpu) and the label" in both.message
+    assert OTHER_UID in both.message
+    assert "kubectl label" not in both.remedy, (
+        "gpuactors would put it back, and the daemon would end under its workload"
+    )
+    for facts in (of_domains(daemon, label=label), of_domains(label=label)):
+        (found,) = of(with_view(drained, domains=facts))
+        assert found.level is FAIL
+        assert "kubectl label node node-1 resource.nvidia.com/computeDomain-" in found.remedy
+    assert levels(with_view(drained, domains=of_domains(claim(ClaimState.TOMBSTONE, "daemon-0")))) == [PASS]
 
 
 def test_pods_of_the_device_plugin_are_named_once_each(drained: Facts) -> None:
@@ -227,3 +272,9 @@ def test_a_gpu_on_vfio_is_named_with_the_command(drained: Facts) -> None:
     assert found.devices == (GPU,)
     assert f"driverctl unset-override {GPU}" in found.remedy
     assert levels(replace(drained, devices=Unknown("sysfs hangs")), Check.LEFT_ON_VFIO) == [FAIL]
+
+
+def test_a_gpu_on_vfio_that_is_in_use_is_not_returned_yet(drained: Facts) -> None:
+    assert isinstance(drained.daemon, Running)
+    devices = tuple(replace(d, owner="shop/vm-1") for d in drained.daemon.view.devices)
+    assert levels(with_view(drained, devices=devices), Check.LEFT_ON_VFIO) == [PASS]

@@ -22,7 +22,8 @@ class Level(StrEnum):
 
 
 class Check(StrEnum):
-    """The checks, by the words that programs know them by; the text below each is the row of docs/doctor.md."""
+    """The checks, by the words that programs know them by; the text below each is its row in
+    docs/troubleshoot.md."""
 
     HOST_READABLE = "HostReadable"
     """The host's PCI bus, `/sys` and `/dev` can be read."""
@@ -94,18 +95,19 @@ class Check(StrEnum):
     """The resources that KubeVirt must permit: the report ends with the YAML to add. With `--kubevirt FILE`: it permits
     them, leaves them to gpuactors, and deletes no mediated device."""
     NODE_DRAINED = "NodeDrained"
-    """With `--before-nvidia`: no claim or pod has a GPU or channel of this node, by the running daemon."""
+    """With `--before-nvidia`: no claim or pod has a GPU or channel of this node, by the running daemon, and no compute
+    domain has its label."""
     NVIDIA_CHECKPOINT = "NvidiaCheckpoint"
     """With `--before-nvidia`: no checkpoint of NVIDIA's DRA driver names claims that have ended."""
     LEFT_ON_VFIO = "LeftOnVfio"
-    """With `--before-nvidia`: no GPU stays on vfio, where no container gets it."""
+    """With `--before-nvidia`: no unused GPU is on vfio, where no container gets it."""
     STATE_DIRECTORY = "StateDirectory"
     """The state directory is writable, or can be made; the control socket's path is not too long."""
     JOURNAL_SPACE = "JournalSpace"
     """The disk of the state directory has room for the journal."""
 
 
-_BACK: Final = "docs/from-nvidia-dra-driver.md#back"
+_BACK: Final = "docs/migrate.md#back-to-nvidias-dra-driver"
 _INSTALL: Final = "docs/install.md"
 _KUBELET: Final = "deploy/README.md#what-the-container-may-do"
 
@@ -113,40 +115,40 @@ DOCUMENTS: Final[Mapping[Check, str]] = {
     Check.HOST_READABLE: _KUBELET,
     Check.IOMMU_ON: f"{_INSTALL}#1-the-iommu",
     Check.NO_IOMMU_MODE: f"{_INSTALL}#1-the-iommu",
-    Check.GPUS_SELECTED: "docs/configuration.md#selectors",
-    Check.MODEL_NAMES: "docs/configuration.md",
-    Check.GPUS_USABLE: "docs/causes.md",
+    Check.GPUS_SELECTED: "docs/reference.md#selectors",
+    Check.MODEL_NAMES: "docs/reference.md#configuration",
+    Check.GPUS_USABLE: "docs/reference.md#causes",
     Check.VFIO_PCI: f"{_INSTALL}#2-vfio-pci-at-boot",
     Check.IDLE_D3: f"{_INSTALL}#2-vfio-pci-at-boot",
-    Check.NODE_MODES: "docs/security.md#files",
-    Check.BOOT_FRAMEBUFFER: "docs/doctor.md#the-boot-framebuffer",
+    Check.NODE_MODES: "docs/operate.md#files-on-the-node",
+    Check.BOOT_FRAMEBUFFER: "docs/troubleshoot.md#the-boot-framebuffer",
     Check.INTERRUPT_REMAPPING: f"{_INSTALL}#1-the-iommu",
-    Check.LOCKED_MEMORY: "docs/doctor.md#what-is-checked",
-    Check.VARIANT_DRIVER: "docs/kinds.md#egm-of-grace-superchips",
-    Check.EGM: "docs/kinds.md#egm-of-grace-superchips",
+    Check.LOCKED_MEMORY: "docs/troubleshoot.md#what-is-checked",
+    Check.VARIANT_DRIVER: "docs/reference.md#egm-of-grace-superchips",
+    Check.EGM: "docs/reference.md#egm-of-grace-superchips",
     Check.IOMMUFD: f"{_INSTALL}#2-vfio-pci-at-boot",
     Check.KUBELET_DIRECTORY: _KUBELET,
-    Check.KUBELET_RUNS: "docs/troubleshooting.md#the-daemon",
+    Check.KUBELET_RUNS: "docs/troubleshoot.md#the-daemon",
     Check.POD_RESOURCES: _KUBELET,
-    Check.OTHER_PLUGINS: "docs/from-nvidia-plugin.md",
-    Check.DAEMON_RUNS: "docs/troubleshooting.md#the-daemon",
-    Check.REGISTERED: "docs/troubleshooting.md#the-daemon",
-    Check.KUBELET_LIST: "docs/from-nvidia-plugin.md",
-    Check.FREE_COUNT: "docs/troubleshooting.md#the-count-is-wrong",
-    Check.DAEMON_SEES: "docs/troubleshooting.md#the-daemon",
+    Check.OTHER_PLUGINS: "docs/migrate.md#from-nvidias-kubevirt-device-plugin",
+    Check.DAEMON_RUNS: "docs/troubleshoot.md#the-daemon",
+    Check.REGISTERED: "docs/troubleshoot.md#the-daemon",
+    Check.KUBELET_LIST: "docs/migrate.md#from-nvidias-kubevirt-device-plugin",
+    Check.FREE_COUNT: "docs/troubleshoot.md#the-count-is-wrong",
+    Check.DAEMON_SEES: "docs/troubleshoot.md#the-daemon",
     Check.CDI_DIRECTORY: "deploy/README.md#claims-dra",
     Check.PLUGIN_DIRECTORIES: "deploy/README.md#claims-dra",
     Check.API_SERVER: "deploy/README.md#claims-dra",
-    Check.CLAIMS_SERVED: "docs/dra.md#errors-and-what-to-do",
-    Check.RUNTIME_CDI: "docs/dra.md",
+    Check.CLAIMS_SERVED: "docs/dra.md#errors-of-claims",
+    Check.RUNTIME_CDI: "docs/dra.md#gpus-as-claims",
     Check.DEVICE_CLASSES: "docs/dra.md#both-apis-on-one-node",
-    Check.IMEX: "docs/compute-domains.md#what-gpuactors-reads-on-the-host",
-    Check.PERMITTED_HOST_DEVICES: "docs/doctor.md#kubevirt",
+    Check.IMEX: "docs/dra.md#what-gpuactors-reads-on-the-host",
+    Check.PERMITTED_HOST_DEVICES: "docs/troubleshoot.md#the-doctor-and-kubevirt",
     Check.NODE_DRAINED: _BACK,
     Check.NVIDIA_CHECKPOINT: _BACK,
     Check.LEFT_ON_VFIO: _BACK,
-    Check.STATE_DIRECTORY: "docs/security.md#files",
-    Check.JOURNAL_SPACE: "docs/configuration.md",
+    Check.STATE_DIRECTORY: "docs/operate.md#files-on-the-node",
+    Check.JOURNAL_SPACE: "docs/reference.md#configuration",
 }
 """The document of each check, in the repository."""
 
@@ -160,7 +162,7 @@ class Finding(Struct, frozen=True):
     remedy: str = ""
     """The remedy; empty only for a PASS."""
     cause: Cause | None = None
-    """The cause for which a GPU is not usable (docs/causes.md)."""
+    """The cause for which a GPU is not usable (docs/reference.md#causes)."""
     devices: tuple[str, ...] = ()
     """The PCI addresses of the devices that it is about."""
 

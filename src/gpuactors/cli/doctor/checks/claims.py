@@ -112,7 +112,7 @@ def _label(domains: DomainsView | None, node: str) -> Iterator[Finding]:
 
 
 def _refused(newer: NewerCheckpoint, node: str) -> Finding:
-    """Give the remedy of docs/upgrade.md, with this node's names."""
+    """Give the remedy of docs/operate.md#upgrade-roll-back-uninstall, with this node's names."""
     drain = f"kubectl drain {quote(node)} --ignore-daemonsets --delete-emptydir-data"
     pods = f"-l app.kubernetes.io/name=gpuactors --field-selector spec.nodeName={quote(node)}"
     return failed(
@@ -197,7 +197,7 @@ def _fabric(imex: ImexFacts, facts: Facts) -> Iterator[Finding]:
         yield failed(
             Check.IMEX,
             f"claims of channels are refused: {imex.unknown}",
-            "Set --clique of this node, or to none where there is no such fabric (docs/compute-domains.md).",
+            "Set --clique of this node, or to none where there is no such fabric (docs/dra.md#the-clique).",
         )
     elif imex.clique_is_past:
         yield warned(

@@ -55,6 +55,9 @@ _MAKER: Final = "Load the vendor's vGPU driver; the kernel's log has its errors.
 _BY_USE: Final = frozenset({*_FINE, Cause.HELD_BY_OTHER, Cause.HOLDER_UNKNOWN, Cause.ORPHANED})
 """The causes that only a GPU's use and kubelet's ledger decide; the daemon knows their past."""
 
+_OF_OWNER: Final = frozenset({*_FINE, Cause.CLAIMED_ELSEWHERE})
+"""The causes of a GPU whose owner has it open. The daemon knows its claims; this command sees a process alone."""
+
 
 def check(facts: Facts) -> Iterator[Finding]:
     """Report each GPU once, those with one reason together."""
@@ -181,8 +184,11 @@ def _as_the_daemon_knows_it(view: DeviceView, daemon: Known[Running] | NoDaemon 
     if not isinstance(daemon, Running) or view.cause not in _BY_USE:
         return view
     for device in daemon.view.devices:
-        is_same = (device.address, device.driver) == (view.address, view.driver)
-        if is_same and device.cause in _BY_USE - _FINE and (device.cause != view.cause or not view.holders):
+        if (device.address, device.driver) != (view.address, view.driver):
+            continue
+        knows_more = device.cause in _BY_USE - _FINE and (device.cause != view.cause or not view.holders)
+        is_owners_use = view.cause not in _FINE and device.owner is not None and device.cause in _OF_OWNER
+        if knows_more or is_owners_use:
             return replace(view, cause=device.cause, reason=device.reason, remedy=device.remedy)
     return view
 

@@ -1,4 +1,4 @@
-"""How a scenario is shown: plain text, or JSON lines for a program.
+"""How a scenario is shown: plain text with the rows that changed since the last step, or JSON lines for a program.
 
 Must not play anything and must not judge. Apart from times, the text depends only on the scenario and its seed.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TextIO, final
 
 from msgspec import Struct
@@ -17,12 +17,6 @@ from gpuactors_simulation.script import Scenario, Step
 from gpuactors_simulation.situation import ClaimSeen
 from gpuactors_simulation.world import Moment
 
-RESOURCES_HEAD: Final = ("Resource", "Capacity", "Allocatable", "Allocated", "Free")
-DEVICES_HEAD: Final = ("Resource", "Device", "NUMA", "Health", "Pod")
-GPUS_HEAD: Final = ("GPU", "Driver", "Companion", "ResourceSlice", "Claim")
-DOMAIN_HEAD: Final = ("ComputeDomain", "Node's label", "Says of the node")
-IMEX_HEAD: Final = ("Device", "ResourceSlice", "Claim")
-CALLS_HEAD: Final = ("At", "Kubelet's call", "Claim", "Took", "Answer")
 _LOG_LINES_SHOWN: Final = 15
 _CALLS_SHOWN: Final = 6
 
@@ -197,11 +191,14 @@ def _domain_object(moment: Moment) -> dict[str, Any] | None:
 
 @final
 class PlainText:
-    """A block of text per step, in so many columns; tables may be wider."""
+    """A block of text per step, in so many columns; tables may be wider. A table has the rows that changed; after a
+    step that is not as expected, it has all of them."""
 
     def __init__(self, out: TextIO, columns: int) -> None:
         self._out = out
         self._columns = columns
+        self._before: dict[str, list[Row]] = {}
+        """The rows of each table after the step before, by the table's noun."""
 
     def opening(self, scenario: Scenario, seed: int) -> None:
         self._say(f"Scenario {scenario.name} (seed {seed})", "")
@@ -214,15 +211,12 @@ class PlainText:
         self._out.flush()
 
     def step_ends(self, result: StepResult) -> None:
-        tables = [aligned(RESOURCES_HEAD, resource_rows(result.moment), right=frozenset({1, 2, 3, 4}))]
-        tables.append(aligned(DEVICES_HEAD, device_rows(result.moment), right=frozenset({2})))
-        tables.append(aligned(GPUS_HEAD, gpu_rows(result.moment), right=frozenset()))
-        tables.append(aligned(DOMAIN_HEAD, domain_rows(result.moment), right=frozenset()))
-        tables.append(aligned(IMEX_HEAD, imex_rows(result.moment), right=frozenset()))
-        tables.append(aligned(CALLS_HEAD, call_rows(result.moment), right=frozenset({0, 3})))
-        for table in tables:
-            if table:
-                self._say("", *(f"  {line}" for line in table))
+        for table in TABLES:
+            rows = table.rows(result.moment)
+            before = [] if table.is_whole or not result.ok else self._before.get(table.noun, [])
+            if lines := changed_lines(table, before, rows):
+                self._say("", *(f"  {line}" for line in lines))
+            self._before[table.noun] = rows
         if remarks := remark_lines(result.moment):
             self._say("")
             self._wrapped(remarks)
@@ -317,6 +311,53 @@ def call_rows(moment: Moment) -> list[Row]:
     ]
 
 
+class Table(Struct, frozen=True):
+    """A table about the node after a step."""
+
+    noun: str
+    """The name of one row."""
+    head: Row
+    rows: Callable[[Moment], list[Row]]
+    right: frozenset[int]
+    """The columns of numbers."""
+    key: int = 1
+    """How many columns say what a row is about; 0 if a row that is no longer there has no meaning."""
+    is_whole: bool = False
+    """Whether every row is shown, also one that is as before."""
+
+
+RESOURCES: Final = Table(
+    "resource",
+    ("Resource", "Capacity", "Allocatable", "Allocated", "Free"),
+    resource_rows,
+    frozenset({1, 2, 3, 4}),
+    is_whole=True,
+)
+DEVICES: Final = Table(
+    "device", ("Resource", "Device", "NUMA", "Health", "Pod"), device_rows, frozenset({2}), key=2
+)
+TABLES: Final = (
+    RESOURCES,
+    DEVICES,
+    Table("GPU", ("GPU", "Driver", "Companion", "ResourceSlice", "Claim"), gpu_rows, frozenset()),
+    Table("domain", ("ComputeDomain", "Node's label", "Says of the node"), domain_rows, frozenset()),
+    Table("IMEX device", ("Device", "ResourceSlice", "Claim"), imex_rows, frozenset()),
+    Table("call", ("At", "Kubelet's call", "Claim", "Took", "Answer"), call_rows, frozenset({0, 3}), key=0),
+)
+
+
+def changed_lines(table: Table, before: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+    """Return the rows that are not as `before`, then how many are, and which are gone."""
+    changed = [row for row in rows if row not in before]
+    there = {row[: table.key] for row in rows}
+    gone = [row[table.key - 1] for row in before if table.key and row[: table.key] not in there]
+    same = len(rows) - len(changed)
+    lines = aligned(table.head, changed, right=table.right)
+    if same and table.key:
+        lines.append(f"{same} {table.noun}{'s' if same > 1 else ''} as before")
+    return [*lines, f"gone: {', '.join(gone)}"] if gone else lines
+
+
 def _claim_words(claim: ClaimSeen) -> str:
     return f"{claim.name} ({'Prepared' if claim.is_prepared else claim.state or 'not prepared'})"
 
@@ -372,7 +413,7 @@ def closing_lines(result: ScenarioResult) -> list[str]:
     if result.ok:
         return [
             f"{result.scenario.name}: every step as expected ({played}). No GPU was handed out twice, no pod was "
-            "disturbed, and the free count was below zero at the end of no step."
+            "disturbed, and no step ended with a negative free count."
         ]
     lines = [f"{result.scenario.name} FAILED ({played}):", *(f"- {problem}" for problem in result.unmet)]
     if result.log:

@@ -39,7 +39,7 @@ from gpuactors_simulation.kubelet.device_manager import (
 from gpuactors_simulation.scenarios import SCENARIOS
 from gpuactors_simulation.scenarios.parts import H100, VFIO, h100s, start_node
 from gpuactors_simulation.script import Scenario, Step
-from gpuactors_simulation.show import ScenarioResult, Show, aligned
+from gpuactors_simulation.show import DEVICES, ScenarioResult, Show, aligned, changed_lines
 from gpuactors_simulation.situation import Expectation, Situation
 from gpuactors_simulation.world import World
 
@@ -207,7 +207,7 @@ def test_a_daemon_that_ends_is_found_at_once(monkeypatch: pytest.MonkeyPatch, ho
         async with trio.open_nursery() as nursery:
             daemon: app.Daemon = await nursery.start(real, config)
             task_status.started(daemon)
-            async for state in daemon.state:
+            async for state in daemon.state.subscribe():
                 if state.host.functions:
                     break
             nursery.cancel_scope.cancel()
@@ -398,3 +398,35 @@ def test_columns_are_aligned() -> None:
     table = aligned(("Name", "Count"), [("a", "10"), ("longer", "7")], right=frozenset({1}))
     assert table == ["Name    Count", "a          10", "longer      7"]
     assert aligned(("Name", "Count"), [], right=frozenset()) == []
+
+
+def test_a_table_has_the_rows_that_changed() -> None:
+    first = [("h100", "a", "0", "Healthy", ""), ("h100", "b", "0", "Healthy", "vm")]
+    assert changed_lines(DEVICES, [], first) == aligned(DEVICES.head, first, right=DEVICES.right)
+    assert changed_lines(DEVICES, first, first) == ["2 devices as before"]
+    head, row, same, gone = changed_lines(
+        DEVICES,
+        [*first, ("h100", "c", "1", "Healthy", "")],
+        [
+            ("h100", "a", "0", "Unhealthy", ""),
+            first[1],
+        ],
+    )
+    assert (head.split(), row.split()) == ([*DEVICES.head[:4], "Pod"], ["h100", "a", "0", "Unhealthy"])
+    assert (same, gone) == ("1 device as before", "gone: c")
+
+
+def test_after_a_step_that_is_not_as_expected_a_table_is_whole() -> None:
+    out = io.StringIO()
+
+    async def rest(world: World) -> None:
+        pass
+
+    nothing = Step("Nothing", "Nothing happens.", rest, (Counts(H100, 2, 2, 0),))
+    wrong = Step("Wrong", "Nothing happens.", rest, (Counts(H100, 9, 9, 0),))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "SCENARIOS", (story(boot(), nothing, wrong),))
+        assert run.simulate(scenario="test", seed=0, speed=1.0, json_lines=False, out=out) == run.EXIT_FAILED
+    _, second, third = re.split(r"\nStep \d of 3: ", out.getvalue())[1:]
+    assert ("2 devices as before" in second, "0000:19:00.0" in second) == (True, False)
+    assert ("as before" in third, "0000:19:00.0" in third) == (False, True)

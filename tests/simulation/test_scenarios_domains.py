@@ -54,17 +54,19 @@ def test_the_label_the_devices_and_the_calls_are_tables() -> None:
     assert (
         run.simulate(scenario="compute-domain", seed=0, speed=1.0, json_lines=False, out=out) == run.EXIT_OK
     )
-    *_, handed_on, _ = out.getvalue().split("\nStep ")
-    lines = [" ".join(line.split()) for line in handed_on.splitlines()]
-    assert "default/training training Ready" in lines
-    assert "channel-0 offered job-2-channel (Prepared)" in lines
-    assert "daemon-0 offered training-daemon-1 (Prepared)" in lines
-    assert [line.split()[2:4] for line in lines if line.endswith("s done")] == [
-        ["prepare", "job-1-channel"],
-        ["prepare", "training-daemon-1"],
-        ["prepare", "job-2-channel"],
-        ["unprepare", "job-1-channel"],
-    ]
+    *_, goes_on, _, handed_on, _ = (
+        [" ".join(line.split()) for line in step.splitlines()] for step in out.getvalue().split("\nStep ")
+    )
+
+    def calls(lines: list[str]) -> list[list[str]]:
+        return [line.split()[2:4] for line in lines if line.endswith("s done")]
+
+    assert "default/training training Ready" in goes_on
+    assert "daemon-0 offered training-daemon-1 (Prepared)" in goes_on
+    assert calls(goes_on) == [["prepare", "job-1-channel"], ["prepare", "training-daemon-1"]]
+    assert {"1 domain as before", "1 IMEX device as before"} <= {*handed_on}
+    assert "channel-0 offered job-2-channel (Prepared)" in handed_on
+    assert calls(handed_on) == [["prepare", "job-2-channel"], ["unprepare", "job-1-channel"]]
 
 
 def test_a_claim_that_waits_says_what_it_lacks() -> None:

@@ -269,6 +269,12 @@ class FakeKubelet:
             )
             return None
 
+    @property
+    def streams_ended(self) -> int:
+        """How many ListAndWatch streams of this life are over, also those whose end kubelet does not notice."""
+        plugins = None if self._life is None else self._life.plugins
+        return 0 if plugins is None else plugins.streams_ended
+
     def lose_stream(self, resource: str) -> None:
         """The connection to a resource's plugin breaks. Raises `KeyError` if there is none."""
         if self._life is None or self._life.plugins is None:

@@ -93,6 +93,8 @@ class PluginManager(RegistrationBase):
         self._connections: dict[int, _Client] = {}
         self.slow_s = 0.0
         """How much longer Register takes before kubelet dials: 12 s were seen to be accepted."""
+        self.streams_ended = 0
+        """Also those whose end kubelet does not notice: it has forgotten their plugin."""
         self.late_s: Callable[[], float] = lambda: 0.0
         """How long after its arrival a list is handled: the goroutine for it may be later than the others."""
 
@@ -186,6 +188,7 @@ class PluginManager(RegistrationBase):
 
     def _stream_ended(self, resource: str) -> None:
         """Kubelet finds the client by name and disconnects that one (server.go, runClient)."""
+        self.streams_ended += 1
         client = self._clients.pop(resource, None)
         if client is None:
             return

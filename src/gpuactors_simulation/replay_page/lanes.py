@@ -13,7 +13,7 @@ from gpuactors.core.deviceplugin.registration import is_registered
 from gpuactors.core.kinds.table import kind_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimRecord, gpus_of
-from gpuactors.core.values.cause import Cause
+from gpuactors.core.values.cause import MAY_LAST, Cause
 from gpuactors.core.values.claim_states import OWNING
 from gpuactors.core.values.model import DeviceKey, ResourceName, Role
 from gpuactors.replay.counts import counts_of
@@ -22,6 +22,9 @@ from gpuactors_simulation.replay_page.lane import Lane
 
 UNHEALTHY: Final = "unhealthy"
 """The kind of a device that a cause of its files or of its list makes Unhealthy, whatever its owner."""
+
+SET_UP: Final = "set-up"
+"""The kind of a device that is Unhealthy as its operator has set it up: nothing is wrong with it."""
 
 CLAIMED: Final = "claimed"
 """The kind of a device that a claim has."""
@@ -43,6 +46,11 @@ KINDS: Final[Mapping[Cause, str]] = {
 """The kind of a device's band, by the causes of ownership."""
 
 
+def kind_by(cause: Cause) -> str:
+    """Return the kind of a listed device's band."""
+    return KINDS.get(cause, SET_UP if cause in MAY_LAST else UNHEALTHY)
+
+
 @dataclass
 class Lanes:
     """All lanes, fed with the node's state as it changes."""
@@ -53,6 +61,8 @@ class Lanes:
     resources: dict[ResourceName, Lane] = field(default_factory=dict)
     devices: dict[DeviceKey, Lane] = field(default_factory=dict)
     resource_of: dict[DeviceKey, ResourceName] = field(default_factory=dict)
+    cause_of: dict[DeviceKey, Cause] = field(default_factory=dict)
+    """The last cause that a device was listed by."""
     of_domains: DomainLanes = field(default_factory=DomainLanes)
     _daemon: Lane | None = None
     _seen: NodeState | None = None
@@ -120,6 +130,8 @@ class Lanes:
         for address, (resource, kind, text) in now.items():
             self.devices.setdefault(address, Lane(address)).is_now(at, kind, text)
             self.resource_of[address] = resource
+        for device_list in state.published.device_lists.values():
+            self.cause_of |= {device.key: device.cause for device in device_list}
         for address, lane in self.devices.items():
             if address not in now:
                 lane.ends(at)
@@ -139,7 +151,7 @@ def statuses(state: NodeState) -> Iterator[tuple[DeviceKey, ResourceName, str, s
         claim = claim_words(claims[address]) if address in claims else ""
         if advertised is not None:
             text = "\n".join(filter(None, (advertised.reason, claim)))
-            yield address, device.resource, KINDS.get(advertised.cause, UNHEALTHY), text
+            yield address, device.resource, kind_by(advertised.cause), text
         elif claim:
             yield address, device.resource, CLAIMED, claim
         elif address in offered:
@@ -149,7 +161,7 @@ def statuses(state: NodeState) -> Iterator[tuple[DeviceKey, ResourceName, str, s
             yield address, device.resource, "not-offered", kind_of(device).not_backed(device).message
     for address, (resource, advertised) in listed.items():
         if address not in devices:
-            yield address, resource, UNHEALTHY, advertised.reason
+            yield address, resource, kind_by(advertised.cause), advertised.reason
 
 
 def _claims(state: NodeState) -> dict[DeviceKey, ClaimRecord]:

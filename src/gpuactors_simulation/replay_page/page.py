@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from gpuactors.core.domains.report import devices_of as devices_of_domains
 from gpuactors.core.events.deviceplugin import AllocateAsked, PreferenceAsked, PreStartAsked
@@ -20,6 +22,7 @@ from gpuactors.core.gpus.report import devices_of
 from gpuactors.core.state import NodeState
 from gpuactors.core.state.claims import ClaimCall, ClaimRecord
 from gpuactors.core.values import effects
+from gpuactors.core.values.cause import MEANINGS
 from gpuactors.core.values.model import DeviceKey, DeviceList, ResourceName, Token
 from gpuactors.replay.choice import Device
 from gpuactors.replay.domain_choice import Chosen, DeviceOfDomains
@@ -53,6 +56,7 @@ KINDS: Final = {
     "orphaned": "held by a pod that is gone",
     "external": "held by another process",
     "unhealthy": "unhealthy otherwise",
+    "set-up": "unhealthy, as it is set up",
     "unknown": "in use, owner unknown",
     "not-offered": "not on a vfio driver",
 }
@@ -79,6 +83,7 @@ MARKS: Final = {
 """The kinds of marks, in the words of the legend."""
 
 SHAPES: Final = {
+    "list": ("m-list", "M6 3 9.5 6.5 6 10 2.5 6.5Z"),
     "granted": ("m-granted", "M6 2 10 10H2Z"),
     "refused": ("m-refused over", "M2 2 10 10M10 2 2 10"),
 }
@@ -88,7 +93,6 @@ NEEDS_ATTENTION: Final = {
     "orphaned": "held by a pod that is gone",
     "external": "held by another process",
     "unhealthy": "unhealthy",
-    "unknown": "in use by an unknown owner",
 }
 """The kinds of bands of a GPU for which an operator has something to do, as the headline has them."""
 
@@ -100,8 +104,27 @@ AS_EXPECTED: Final = {
     "card-in-use": "of a card that is in use",
     "offered": "offered to claims",
     "not-offered": "not on a vfio driver",
+    "set-up": "unhealthy as they are set up",
+    "unknown": "in use by an owner that is not known yet",
 }
 """The other kinds."""
+
+OF_RESOURCES: Final = {
+    "negative": "Pods have lost GPUs, or another plugin served the resource: see its GPUs.",
+    "unregistered": "Start kubelet, or remove the other plugin that serves the resource.",
+}
+"""The remedies of a resource, by the kinds of its bands that need it."""
+
+
+class Problem(NamedTuple):
+    """Something that needs attention at the end of the replay."""
+
+    name: str
+    since: float
+    """When it began, in seconds since the beginning; 0: then or earlier."""
+    why: str
+    """The reason, with the holder if there is one."""
+    remedy: str
 
 
 @dataclass
@@ -324,6 +347,36 @@ class Page:
             f" The others: {ok}." if ok else ""
         ), True
 
+    def _problems(self) -> Iterator[Problem]:
+        """Yield what needs attention at the end: GPUs, in the order of the headline's words, then resources."""
+        worst = list(NEEDS_ATTENTION)
+        found = {
+            a: p for a, lane in self.lanes.devices.items() if (p := self._problem(lane, NEEDS_ATTENTION))
+        }
+        for address, (_, since, why) in sorted(found.items(), key=lambda item: worst.index(item[1][0])):
+            cause = self.lanes.cause_of.get(address)
+            yield Problem(address, since, why, MEANINGS[cause].remedy if cause is not None else "")
+        for resource, lane in sorted(self.lanes.resources.items()):
+            if problem := self._problem(lane, OF_RESOURCES):
+                kind, since, why = problem
+                yield Problem(resource, since, why, OF_RESOURCES[kind])
+
+    def _problem(self, lane: Lane, kinds: Collection[str]) -> tuple[str, float, str] | None:
+        """Return kind, beginning and reason of what a lane has been to the end, if it is of these kinds."""
+        if not lane.bands or lane.bands[-1].ended < self._run_last or lane.bands[-1].kind not in kinds:
+            return None
+        last = lane.bands[-1]
+        since = list(takewhile(lambda band: band.kind == last.kind, reversed(lane.bands)))
+        return last.kind, since[-1].began, last.text
+
+    def _problem_rows(self, began: float) -> str:
+        return "".join(
+            f"<tr><td>{html.escape(one.name)}</td>"
+            f"<td>{'' if one.since else 'before '}{_time(began, one.since)}</td>"
+            f"<td>{html.escape(one.why).replace(chr(10), '<br>')}</td><td>{_marked(one.remedy)}</td></tr>"
+            for one in self._problems()
+        )
+
     def html(self, tally: Tally) -> str:
         """Return the whole page."""
         self.lanes.ends(self._run_last)
@@ -341,6 +394,7 @@ class Page:
             "RESULT": "differs" if tally.differing else "same",
             "TALLY": html.escape(str(tally)),
             "LEGEND": "".join(f"<li>{entry}</li>" for entry in self._legend()),
+            "PROBLEMS": self._problem_rows(began),
             "DEVICES": self._device_rows(began),
             "EVENTS": self._event_rows(began),
             "DIFFERENCES": "".join(
@@ -452,6 +506,11 @@ def _kind(played: Played) -> str:
     if levels & {effects.Level.WARNING, effects.Level.ERROR}:
         return "warning"
     return "call" if isinstance(played.event, AllocateAsked | PreStartAsked | PreferenceAsked) else "event"
+
+
+def _marked(text: str) -> str:
+    """Return a text of the documents as HTML: what stands in backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def _time(began: float, at: float) -> str:

@@ -46,6 +46,10 @@ class Driver(Protocol):
         """Waits until it holds of the listed devices."""
         ...
 
+    async def until_a_stream_ended(self) -> None:
+        """Waits until kubelet has read a ListAndWatch stream to its end, also one that it has forgotten."""
+        ...
+
     async def admit(self, pod: str, size: int, resource: str = RESOURCE) -> Admitted:
         """A pod of one container, until it runs, or is refused."""
         ...
@@ -86,6 +90,12 @@ class Shipped:
     async def until(self, condition: Callable[[Devices], bool]) -> None:
         with trio.fail_after(WAIT_S):
             await self._kubelet.until(lambda view: condition(_devices(view)))
+
+    async def until_a_stream_ended(self) -> None:
+        with trio.fail_after(WAIT_S):
+            # No view changes with it where kubelet has forgotten the plugin.
+            while not self._kubelet.streams_ended:  # noqa: ASYNC110
+                await trio.sleep(0.005)
 
     async def admit(self, pod: str, size: int, resource: str = RESOURCE) -> Admitted:
         self._kubelet.submit(pod, {resource: size})
@@ -136,6 +146,9 @@ class Independent:
 
     async def until(self, condition: Callable[[Devices], bool]) -> None:
         await trio.to_thread.run_sync(self._kubelet.wait_for, condition, WAIT_S)
+
+    async def until_a_stream_ended(self) -> None:
+        await self.until(lambda _: bool(self._kubelet.stream_ends(RESOURCE)))
 
     async def admit(self, pod: str, size: int, resource: str = RESOURCE) -> Admitted:
         with trio.fail_after(WAIT_S):

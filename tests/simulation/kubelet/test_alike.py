@@ -191,6 +191,7 @@ async def test_a_failed_register_makes_kubelet_forget_the_current_plugin_whose_e
     admitted = await kubelet.admit("to-none", 1)
     assert not admitted.runs
     assert admitted.message.startswith("UnexpectedAdmissionError: Allocate failed due to "), admitted
+    await kubelet.until_a_stream_ended()  # else it may cut off the next one
     await kubelet.until(lambda listed: listed[RESOURCE] == {"a": "Healthy"})
 
     await registered(kubelet, other, A, B)  # which heals it
@@ -297,6 +298,25 @@ async def test_a_device_that_leaves_the_list_during_its_allocate_is_kubelets_cra
     await kubelet.admit("two", 1)
     await kubelet.until(lambda _: len(kubelet.panics) == 1)
     assert "b" in kubelet.panics[0]
+
+
+async def test_a_device_that_leaves_the_list_during_an_allocate_that_is_refused_costs_its_pod_alone(
+    kubelet: Driver, plugin: TinyPlugin
+) -> None:
+    """Kubelet reads the topology of the devices of an answer, and there is none."""
+    await registered(kubelet, plugin, A)
+    token = trio.lowlevel.current_trio_token()
+
+    def leave() -> None:
+        plugin.lists.put([B])
+        trio.from_thread.run(kubelet.until, lambda listed: listed[RESOURCE] == dict([B]), trio_token=token)
+        raise LookupError("a is not listed any more")
+
+    plugin.on_allocate = leave
+    assert not (await kubelet.admit("one", 1)).runs
+    plugin.on_allocate = lambda: None
+    assert (await kubelet.admit("two", 1)).runs
+    assert kubelet.panics == []
 
 
 # --- admission --------------------------------------------------------------------------------------------

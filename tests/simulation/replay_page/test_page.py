@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from gpuactors.core.events.daemon import HandOverRequested, PredecessorGone
 from gpuactors.core.events.host import HostScanned
+from gpuactors.core.values.cause import MEANINGS, Cause
 from gpuactors.core.values.model import DeviceKey
 from gpuactors.observe.journal import Anchor, Bounds, JournalFiles, Missed, Origin
 from gpuactors.replay.play import Played, play
@@ -379,13 +381,23 @@ def test_the_headline_says_which_gpus_need_attention(tmp_path: Path, held: Held,
     journal.close()
     text = written(tmp_path / "journal", tmp_path / "page.html").page.read_text()
     assert headline in text
+    problems = re.search(r'<section id="problems".*?<tbody>(.*?)</tbody>', text, re.DOTALL)
+    assert problems is not None
+    rows = re.findall(r"<tr>(.*?)</tr>", problems[1])
+    assert len(rows) == ("headline attention" in headline)
+    for row in rows:
+        address, since, why, remedy = re.findall(r"<td>(.*?)</td>", row)
+        assert address in text
+        assert re.fullmatch(r"(before )?\d\d:\d\d:\d\d\.\d+ <small>\+[\d.]+ s</small>", since)
+        assert "kubelet has given it to no pod" in why
+        assert re.sub("</?code>", "`", remedy) == html.escape(MEANINGS[Cause.HELD_BY_OTHER].remedy)
     assert "<title>gpuactors on node n-7</title>" in text
 
 
 def test_the_tables_tell_the_same_without_a_script(large: Written) -> None:
     text = large.page.read_text()
     tables = dict(re.findall(r'<table id="(\w+)">(.*?)</table>', text, re.DOTALL))
-    assert tables.keys() == {"devices", "events", "differences"}
+    assert tables.keys() == {"devices", "events", "differences"}, "that of the problems is above them"
     bands = sum(len(row["bands"]) for row in large.data["rows"] if row["kind"] == "device")
     assert tables["devices"].count("<tr>") == 1 + min(bands, 2000)
     assert tables["events"].count("<tr") > 500

@@ -19,6 +19,7 @@ from gpuactors.config import DEFAULT_SELECTORS, KEYS, ConfigError, as_dict, file
 from gpuactors.config.declaration import OF_THE_NODE
 from gpuactors.config.fleet import FleetNode, entries_of
 from gpuactors.config.sources import read_file, resolved_of
+from tests.support.markdown import chapter
 
 ROOT = Path(__file__).parents[1]
 
@@ -394,24 +395,24 @@ def test_5000_nodes_of_12_kinds_read_the_file_once_and_resolve_12_times(
 
 # --- the page, and the example ----------------------------------------------------------------------------------------
 
-PAGE = ROOT / "docs/fleet.md"
-CONFIGURATION = ROOT / "docs/configuration.md"
+PAGE = ROOT / "docs/operate.md"
+CONFIGURATION = ROOT / "docs/reference.md"
 EXAMPLE = ROOT / "deploy/examples/fleet/gpuactors.yaml"
 
 
 def blocks(page: Path, section: str, language: str) -> list[str]:
-    text = page.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    text = chapter(page.read_text(), section)
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def test_the_page_shows_what_the_check_prints(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (file,) = blocks(PAGE, "The file", "yaml")
+    (file,) = blocks(PAGE, "The file of a fleet", "yaml")
     write(file)
     monkeypatch.chdir(tmp_path)
     listed = nodes(("gpu-a1", {}), ("cpu-1", {}), ("gpu-a2", {}), ("gpu-b1", {"example.com/kind": "l40s"}))
-    shown = blocks(PAGE, "Check it", "console")
+    shown = blocks(PAGE, "Check the file", "console")
     assert len(shown) == 3
     for block in shown:
         command, _, output = block.partition("\n")
@@ -424,7 +425,7 @@ def test_the_resources_of_the_page_are_those_of_its_flags(write: Write) -> None:
     section = "Resources of your own"
     (file,) = blocks(CONFIGURATION, section, "yaml")
     by_file = load({"config": write(file)}, {})
-    text = CONFIGURATION.read_text().partition(f"\n## {section}\n")[2]
+    text = chapter(CONFIGURATION.read_text(), section)
     (line,) = re.findall(r"As flags: `(.*?)`", text)
     flags = tuple(word for word in shlex.split(line) if word != "--resource")
     assert load({"resource": flags}, {}).resource == by_file.resource[:2]

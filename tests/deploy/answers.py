@@ -1,4 +1,4 @@
-"""What the panels of the dashboard and the queries of docs/metrics.md answer for one node.
+"""What the panels of the dashboard and the queries of docs/reference.md#metrics answer for one node.
 
 test_dashboard.py asks Prometheus' own engine, and picture.py draws it."""
 
@@ -8,12 +8,15 @@ from typing import Final
 
 from tests.core.builders import H100
 
-A, B, C, D = (f"0000:0{n}:00.0" for n in range(1, 5))
-SCRAPED: Final = {"node": "n1", "container": "gpuactors"}
-"""What Prometheus adds, by the PodMonitor."""
-
+A, B, C, D, E = (f"0000:0{n}:00.0" for n in range(1, 6))
 CALLS: Final = 30
 """Between the two scrapes, which are five minutes apart: 0.1 each second."""
+
+ASKED_AT_S: Final = 540
+"""When the queries are asked, after the first scrape."""
+
+PENDING_S: Final = 480
+"""How long the claim that cannot be bound has been pending then."""
 
 MEMORY_BYTES: Final = 52428800
 
@@ -37,7 +40,7 @@ NEEDS_A_HAND: Final[dict[str, float]] = {
 SHOWN: Final[dict[str, list[dict[str, float]]]] = {
     "Healthy GPUs": [{"{}": 2}],
     "Allocated GPUs": [{"{}": 1}],
-    "Unhealthy GPUs": [{"{}": 2}],
+    "GPUs that need a hand": [{"{}": 1}],
     "Nodes that are not ready": [{"{}": 1}],
     "Free GPUs by resource": [{f'{{resource="{H100}"}}': 1}],
     "Why GPUs are Unhealthy": [{'{cause="HeldByOther"}': 1, '{cause="ClaimedElsewhere"}': 1}],
@@ -45,9 +48,10 @@ SHOWN: Final[dict[str, list[dict[str, float]]]] = {
         {
             OF_THE_POD: 1,
             f'gpuactors_device_owner_info{{claim="default/one",container="gpuactors",gpu="{D}",node="n1"}}': 1,
+            f'gpuactors_device_owner_info{{claim="default/two",container="gpuactors",gpu="{E}",node="n1"}}': 1,
         }
     ],
-    "GPUs that need a hand": [NEEDS_A_HAND],
+    "Which GPUs need a hand, and why": [NEEDS_A_HAND],
     "Firing alerts": [
         {
             'ALERTS{alertname="GpuactorsResourceContested",alertstate="firing",container="gpuactors",node="n1",'
@@ -59,7 +63,13 @@ SHOWN: Final[dict[str, list[dict[str, float]]]] = {
     "Calls": [{'{method="Allocate",outcome="granted"}': 0.1, '{method="Allocate",outcome="refused"}': 0.1}],
     "Calls, 99th percentile": [{'{method="Allocate"}': 0.005}],
     "Refusals by cause": [{'{cause="LedgerLate"}': CALLS}],
-    "Claims by state": [{'{driver="gpu.nvidia.com",state="Prepared"}': 1}],
+    "Claims by state": [
+        {
+            '{driver="gpu.nvidia.com",state="Prepared"}': 1,
+            '{driver="gpu.nvidia.com",state="Binding"}': 1,
+        }
+    ],
+    "Longest pending claim": [{'{driver="gpu.nvidia.com"}': PENDING_S}],
     "Resources that kubelet does not have from us": [
         {f'gpuactors_resource_registered{{container="gpuactors",node="n1",resource="{H100}"}}': 0},
         {f'gpuactors_resource_contested{{container="gpuactors",node="n1",resource="{H100}"}}': 1},
@@ -80,10 +90,10 @@ ASKED: Final[list[dict[str, float]]] = [
     {OF_THE_POD: 1},
     {OF_THE_POD: 1},
     {f'{{{_OF_THE_POD},name="{VM}",phase="running"}}': 1},
-    {'{pod_namespace="default"}': 1, "{}": 1},
+    {'{pod_namespace="default"}': 1, "{}": 2},
     {'gpuactors_ready{container="gpuactors",node="n1"}': 0},
     {'{cause="LedgerLate"}': CALLS},
     {"{}": 0.005},
     {'{version="1"}': 1},
 ]
-"""What each query of docs/metrics.md answers."""
+"""What each query of docs/reference.md#metrics answers."""

@@ -22,18 +22,22 @@ RENDER_TIMEOUT_S: Final = 60
 Manifest = dict[str, Any]
 
 
-def render(directory: Path) -> list[Manifest]:
-    """What `kubectl apply -k` would send. A missing kubectl is a failure, as a skipped check looks like a passed one.
-    So is a warning, such as that of a deprecated field."""
+def kustomize(directory: Path) -> subprocess.CompletedProcess[str]:
+    """What kubectl makes of a directory. A missing kubectl is a failure, as a skipped check looks like a passed one."""
     if not KUBECTL.is_file():
         pytest.fail(f"{KUBECTL} is missing: python -m tests.deploy.tools")
-    done = subprocess.run(
+    return subprocess.run(
         [KUBECTL, "kustomize", str(directory)],
         capture_output=True,
         text=True,
         timeout=RENDER_TIMEOUT_S,
         check=False,
     )
+
+
+def render(directory: Path) -> list[Manifest]:
+    """What `kubectl apply -k` would send. A warning, such as that of a deprecated field, is a failure."""
+    done = kustomize(directory)
     assert (done.returncode, done.stderr) == (0, "")
     return list(yaml.safe_load_all(done.stdout))
 

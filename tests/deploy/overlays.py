@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import yaml
 
-from tests.deploy.chart import NAMESPACE, Values, rendered
+from tests.deploy.chart import CHART, NAMESPACE, Values, rendered
 from tests.deploy.manifests import DEPLOY
 
 DRA: Final[Values] = {"dra": {"enabled": True}}
@@ -77,8 +77,9 @@ MADE: Final[Mapping[str, tuple[Values, Values]]] = {
 
 CONSTRAINTS: Final = "openshift-scc.yaml"
 
-LINKED: Final = "rules.yaml"
-"""Written by hand: the chart has a link to it."""
+BY_HAND: Final = "rules.yaml"
+"""With the dashboard: written by hand in `monitoring`, and copied into the chart. Helm talks about a link at each
+run."""
 
 OF_HELM: Final = {"app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "gpuactors-0.1.0"}
 """Labels that only objects of a release have."""
@@ -99,16 +100,21 @@ def written() -> dict[Path, str]:
         templates = _templates(values)
         below = Templates() if name == "base" else _templates(on_top_of)
         for resource in kustomization.get("resources", ()):
-            if resource != LINKED:
+            if resource != BY_HAND:
                 (found,) = (t for t in templates.keys() - below.keys() if f"-{t}".endswith(f"-{resource}"))
                 files[directory / resource] = _HEAD + templates[found]
         for patch in kustomization.get("patches", ()):
+            if "path" not in patch:  # it changes nothing: another component must be there
+                continue
             path = directory / patch["path"]
             if "target" in patch:  # applied where another component has brought the constraints
                 constraints = (_templates({**one, **OPENSHIFT})[CONSTRAINTS] for one in (on_top_of, values))
                 files[path] = _HEAD + patched(*constraints)
             else:
                 files[path] = _HEAD + patched(below["daemonset.yaml"], templates["daemonset.yaml"])
+    monitoring = DEPLOY / "monitoring"
+    for path in (monitoring / BY_HAND, monitoring / "dashboard.json"):
+        files[CHART / "monitoring" / path.name] = path.read_text(encoding="utf-8")
     return files
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +14,16 @@ import pytest
 import yaml
 
 from tests.deploy.chart import CHART, NAMESPACE, RELEASE, Values, helm, refusal, rendered, template
-from tests.deploy.manifests import DEPLOY, Manifest, configuration_of, normal, of_kind, render, seen_at
+from tests.deploy.manifests import (
+    DEPLOY,
+    Manifest,
+    configuration_of,
+    kustomize,
+    normal,
+    of_kind,
+    render,
+    seen_at,
+)
 from tests.deploy.overlays import (
     DOMAINS,
     DRA,
@@ -36,11 +45,10 @@ EXAMPLE: Final[Values] = {
 }
 
 SITE: Final[Values] = {
-    "extraArgs": ["--log-level=debug"],
     "extraEnv": [{"name": "TZ", "value": "UTC"}],
     "extraVolumes": [{"name": "names", "hostPath": {"path": "/srv"}}],
     "extraVolumeMounts": [{"name": "names", "mountPath": "/srv"}],
-    "settings": {"pci_ids": "/srv/pci.ids", "log_format": "console"},
+    "settings": {"pci_ids": "/srv/pci.ids", "log_format": "console", "log_level": "debug"},
     "port": 9500,
     "probes": {"readiness": {"periodSeconds": 9}, "liveness": {"initialDelaySeconds": 3}},
     "imagePullSecrets": [{"name": "registry"}],
@@ -121,15 +129,38 @@ def test_kubectl_makes_of_a_directory_what_its_values_render(overlay: str) -> No
 def test_components_combine_to_both_their_values(
     tmp_path: Path, components: tuple[str, ...], values: Values
 ) -> None:
+    assert normal(render(combined(tmp_path, components))) == of_the_chart(values)
+
+
+def combined(directory: Path, components: Iterable[str]) -> Path:
+    """A copy of the base with these components, as an operator writes it."""
     for name in ("base", "components"):
-        shutil.copytree(DEPLOY / name, tmp_path / name)
+        shutil.copytree(DEPLOY / name, directory / name)
     kustomization = {
         "resources": ["../base"],
         "components": [f"../components/{name}" for name in components],
     }
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
-    assert normal(render(tmp_path / "mine")) == of_the_chart(values)
+    mine = directory / "mine"
+    mine.mkdir()
+    (mine / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    return mine
+
+
+@pytest.mark.parametrize(
+    ("components", "missing"),
+    [
+        (["compute-domains"], "gpuactors-dra"),
+        (["compute-domains", "dra"], "gpuactors-dra"),
+        (["load-modules"], "gpuactors-dra"),
+        (["dra", "compute-domains-host-managed"], "gpuactors-compute-domains"),
+    ],
+)
+def test_a_component_without_the_one_that_it_needs_is_refused(
+    tmp_path: Path, components: list[str], missing: str
+) -> None:
+    done = kustomize(combined(tmp_path, components))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"no matches for Id ClusterRole.v1.rbac.authorization.k8s.io/{missing}.[noNs]" in done.stderr
 
 
 def test_every_component_but_one_is_made_from_the_chart_and_is_in_an_overlay() -> None:
@@ -160,10 +191,10 @@ def test_the_rules_follow_the_daemon_sets_name_and_the_address_of_the_runbooks()
     missing = alerts["GpuactorsPodMissing"]
     assert missing["expr"] == 'kube_daemonset_status_number_unavailable{daemonset="gpu-b"} > 0'
     for name, rule in alerts.items():
-        assert rule["annotations"]["runbook_url"] == f"{address}/alerts.md#{name.lower()}"
+        assert rule["annotations"]["runbook_url"] == f"{address}/troubleshoot.md#{name.lower()}"
     board = json.loads(of_kind(objects, "ConfigMap")["data"]["gpuactors.json"])
     assert [link["url"] for link in board["links"]] == [
-        f"{address}/{n}.md" for n in ("alerts", "causes", "metrics")
+        f"{address}/{n}" for n in ("troubleshoot.md#alerts", "reference.md#causes", "reference.md#metrics")
     ]
 
 
@@ -460,6 +491,21 @@ def test_the_templates_and_the_schema_refuse_the_same_settings() -> None:
             {"settings": {"allocate_as": "cdi"}},
             "settings.allocate_as: cdi needs kata.enabled",
         ),
+        ({"extraArgs": ["--dra=on"]}, "at '': additional properties 'extraArgs' not allowed"),
+        ({"settings": {"select": ["foo"]}}, "at '/settings/select/0': 'foo' does not match pattern"),
+        (
+            {"nodes": [{"match": {"names": ["a"]}, "settings": {"select": "foo"}}]},
+            "at '/nodes/0/settings/select': 'foo' does not match pattern",
+        ),
+        (
+            {"settings": {"resource": ["a/b=foo"]}},
+            "at '/settings/resource/0': 'a/b=foo' does not match pattern",
+        ),
+        (
+            {"nodeSelector": {"gpuactors.io/enabled": ""}},
+            "at '/nodeSelector/gpuactors.io~1enabled': value must be 'true'",
+        ),
+        ({"nodeSelector": {"": "x"}}, "invalid propertyName ''"),
         ({"computeDomains": {"enabled": True}}, "computeDomains.enabled needs dra.enabled: set it as well"),
         (
             {"computeDomains": {"hostManaged": True}},
@@ -473,6 +519,11 @@ def test_the_templates_and_the_schema_refuse_the_same_settings() -> None:
 )
 def test_a_wrong_value_is_refused_by_its_path(values: Values, said: str) -> None:
     assert said in refusal(values)
+
+
+def test_helm_has_nothing_else_to_say() -> None:
+    done = helm("template", RELEASE, str(CHART))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_cluster_that_is_too_old_is_refused_with_its_version() -> None:

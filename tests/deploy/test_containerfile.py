@@ -32,6 +32,12 @@ def copied_from_the_checkout() -> list[str]:
     ]
 
 
+def placed(rest: str) -> list[str]:
+    """The paths in the stage's directory at which one COPY puts its files."""
+    *sources, to = rest.split()
+    return [str(Path(to) / Path(source).name) if to.endswith("/") else to for source in sources]
+
+
 def test_every_source_is_in_the_checkout_and_let_through() -> None:
     ignored, *patterns = [
         line
@@ -51,9 +57,8 @@ def test_the_package_has_all_that_its_metadata_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for name in [project["readme"], *project["license-files"]]:
         assert (ROOT / name).is_file()
-        assert any(
-            name == source or fnmatch.fnmatch(name, f"{source}/*") for source in copied_from_the_checkout()
-        )
+        there = [path for rest in arguments("COPY") for path in placed(rest)]
+        assert any(name == path or fnmatch.fnmatch(name, f"{path}/*") for path in there), there
 
 
 def test_everything_that_is_installed_has_a_hash() -> None:

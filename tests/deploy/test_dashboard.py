@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 import yaml
@@ -22,65 +21,68 @@ from tests.core.builders import gpu
 from tests.core.gpus.claim_core import ClaimCore, allocated, name
 from tests.deploy.answers import (
     ASKED,
+    ASKED_AT_S,
     CALLS,
     EXACT,
     KUBEVIRTS,
     LAUNCHER,
     MEMORY_BYTES,
-    SCRAPED,
+    PENDING_S,
     SHOWN,
     A,
     B,
     C,
     D,
+    E,
 )
+from tests.deploy.scrapes import scrape, text
 from tests.deploy.test_monitoring import dashboard, documented, groups, promtool
 
-ONE: Final = name("one")
+ONE, TWO = name("one"), name("two")
 
 
-def state() -> NodeState:
-    """A pod has A, nobody B, a process of nobody's C, a claim D; another plugin has our resource."""
-    core = ClaimCore(*(gpu(address, n) for n, address in enumerate((A, B, C, D), start=1)))
-    core.created(allocated(ONE, D))
+def core_in_trouble() -> ClaimCore:
+    """A pod has A, nobody B, a process of nobody's C, a claim D; the bind of a claim of E hangs."""
+    on_vfio = (gpu(address, n) for n, address in enumerate((A, B, C, D), start=1))
+    core = ClaimCore(*on_vfio, gpu(E, 5, driver="nvidia"))
+    core.created(allocated(ONE, D), allocated(TWO, E))
     core.ledger[A] = LAUNCHER
     core.enabled[C], core.holders[3] = 1, (Holder(77, "vfio-tool", None),)
     core.prepare(ONE)
+    core.held_back = {"device"}
+    core.prepare(TWO)
     core.pass_time(60)
+    return core
+
+
+def contested(state: NodeState) -> NodeState:
+    """The same node, while another plugin has our resource."""
     plugins = {
         resource: replace(plugin, listing=replace(plugin.listing, against=AGAINST))
-        for resource, plugin in core.state.published.plugins.items()
+        for resource, plugin in state.published.plugins.items()
     }
-    return replace(core.state, published=replace(core.state.published, plugins=plugins))
+    return replace(state, published=replace(state.published, plugins=plugins))
 
 
-def scrape(metrics: Metrics, of: NodeState, started: float) -> Mapping[str, float]:
-    """The series with their values, as Prometheus stores them. `started`: when the process did."""
-    own = "".join(f',{label}="{value}"' for label, value in SCRAPED.items())
-    found = {
-        f"process_resident_memory_bytes{{{own[1:]}}}": float(MEMORY_BYTES),
-        f"process_start_time_seconds{{{own[1:]}}}": started,
-    }
-    for line in metrics.page(of, 0.0, 0).decode().splitlines():
-        if line.startswith("#"):
-            continue
-        series, _, value = line.rpartition(" ")
-        series = f"{series[:-1]}{own}}}" if series.endswith("}") else f"{series}{{{own[1:]}}}"
-        found[re.sub(r'(?<=[{,])\w+="",?', "", series)] = float(value)
-    return found
+def scraped(metrics: Metrics, core: ClaimCore, started: float) -> Mapping[str, float]:
+    """A scrape, with what Prometheus' client library says of the process. `started`: when that did."""
+    process = {"process_resident_memory_bytes": float(MEMORY_BYTES), "process_start_time_seconds": started}
+    own = scrape(metrics, contested(core.state), core.at)
+    return {**own, **{text(name, {}): value for name, value in process.items()}}
 
 
 def stored() -> list[dict[str, str]]:
     """Both scrapes, five minutes each, a sample a minute; and what KubeVirt says of the virtual machine."""
-    counts, now = Counts(), state()
-    metrics = Metrics("1", counts, process=False)
+    counts, core = Counts(), core_in_trouble()
+    # The claim is pending for a minute when it is scraped.
+    metrics = Metrics("1", counts, now=lambda: 60.0 + ASKED_AT_S - PENDING_S, process=False)
     counts.restarted("pod_resources")
-    first = scrape(metrics, now, 1.0)
+    first = scraped(metrics, core, 1.0)
     counts.restarted("pod_resources")
     for _ in range(CALLS):
         counts.called("Allocate", 0.004, Granted(()))
         counts.called("Allocate", 0.004, Refused(Refusal.UNAVAILABLE, "r", (Cause.LEDGER_LATE,)))
-    second = scrape(metrics, now, 2.0)
+    second = scraped(metrics, core, 2.0)
     assert first.keys() == second.keys()
     own = [{"series": one, "values": f"{first[one]!r}x4 {second[one]!r}x5"} for one in first]
     return [*own, {"series": KUBEVIRTS, "values": "1x9"}]
@@ -103,7 +105,7 @@ def asked(title: str, expr: str, shows: Mapping[str, float]) -> dict[str, Any]:
     if all(shows.values()):
         expr = f"({expr}) != 0"
     samples = [{"labels": labels, "value": value} for labels, value in shows.items()]
-    return {"expr": expr, "eval_time": "9m", "exp_samples": samples}
+    return {"expr": expr, "eval_time": f"{ASKED_AT_S}s", "exp_samples": samples}
 
 
 def evaluated(directory: Path, questions: list[dict[str, Any]]) -> str:

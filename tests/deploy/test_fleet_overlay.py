@@ -18,7 +18,7 @@ from tests.deploy.manifests import DEPLOY, ROOT, Manifest, configuration_of, of_
 from tests.deploy.overlays import EVENTS, FLEET, FLEET_FILE, OPENSHIFT, fleet
 from tests.deploy.rights import OF_FLEET, rights_of, used_by
 
-PAGE: Final = ROOT / "docs/fleet.md"
+PAGE: Final = ROOT / "docs/operate.md"
 EXAMPLE: Final = DEPLOY / "examples/fleet/gpuactors.yaml"
 MOUNTED_AT: Final = "/etc/gpuactors"
 BY_NAME: Final[Values] = {"nodes": [{"match": {"names": ["a*"]}, "settings": {"log_level": "debug"}}]}

@@ -17,9 +17,9 @@ from gpuactors.core.values.cause import Cause
 from gpuactors.core.values.claim_states import ClaimState
 from gpuactors.core.values.model import Health
 from gpuactors.core.values.partition import PartitionState
-from gpuactors.observe.counts import METHODS, OUTCOMES, Counts
-from gpuactors.observe.metrics import Metrics
+from gpuactors.observe.counts import METHODS, OUTCOMES
 from tests.deploy.manifests import DEPLOY, of_kind, render
+from tests.deploy.scrapes import DECLARED
 from tests.release.addresses import documents, project
 from tests.support.markdown import anchors
 
@@ -81,8 +81,8 @@ def shown() -> Iterator[str]:
 
 
 def documented() -> list[str]:
-    """Each query of docs/metrics.md."""
-    return re.findall(r"^```promql\n(.*)\n```$", (DOCS / "metrics.md").read_text(), re.MULTILINE)
+    """Each query of docs/reference.md#metrics."""
+    return re.findall(r"^```promql\n(.*)\n```$", (DOCS / "reference.md").read_text(), re.MULTILINE)
 
 
 @pytest.fixture
@@ -129,21 +129,34 @@ def test_each_alert_has_a_severity_and_says_what_and_what_to_do() -> None:
 
 
 def test_each_alert_leads_to_its_section_of_the_runbooks() -> None:
-    headings = anchors((DOCS / "alerts.md").read_text())
+    headings = anchors((DOCS / "troubleshoot.md").read_text())
     alerts = [rule for rule in rules() if "alert" in rule]
     for rule in alerts:
         page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-        assert (page, anchor) == (f"{DOCUMENTS}/alerts.md", rule["alert"].lower())
-        assert anchor in headings, f"docs/alerts.md has no section {rule['alert']}"
-    assert {heading for heading in headings if heading.startswith("gpuactors")} == {
+        assert (page, anchor) == (f"{DOCUMENTS}/troubleshoot.md", rule["alert"].lower())
+        assert anchor in headings, f"docs/troubleshoot.md#alerts has no section {rule['alert']}"
+    assert {heading for heading in headings if re.fullmatch("gpuactors[a-z]+", heading)} == {
         rule["alert"].lower() for rule in alerts
     }
 
 
 def test_the_links_of_the_dashboard_lead_to_documents() -> None:
-    leads = re.findall(rf'"url": "{re.escape(DOCUMENTS)}/([^"]*)"', json.dumps(dashboard()))
-    assert {"alerts.md", "causes.md", "metrics.md"} == {*leads}
-    assert all((DOCS / name).is_file() for name in leads)
+    leads = re.findall(rf'"url": "{re.escape(DOCUMENTS)}/([^"#]*)#?([^"]*)"', json.dumps(dashboard()))
+    assert {"troubleshoot.md", "reference.md"} == {page for page, _ in leads}
+    names = {
+        "troubleshoot.md": {rule["alert"] for rule in rules() if "alert" in rule},
+        "reference.md": {*map(str, Cause)},
+    }
+    for page, anchor in leads:
+        wanted = names[page] if anchor == "${__value.raw}" else {anchor} - {""}
+        assert wanted <= anchors((DOCS / page).read_text()), f"{page}#{anchor}"
+
+
+def test_the_line_of_a_pending_claim_is_where_the_alert_fires() -> None:
+    (expr,) = (rule["expr"] for rule in rules() if rule.get("alert") == "GpuactorsClaimStuck")
+    (panel,) = (panel for panel in dashboard()["panels"] if panel["title"] == "Longest pending claim")
+    line = panel["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"]
+    assert expr.split(" > ")[-1] == f"{line}"
 
 
 def test_no_panel_lies_over_another_one_or_beyond_the_edge() -> None:
@@ -153,12 +166,7 @@ def test_no_panel_lies_over_another_one_or_beyond_the_edge() -> None:
 
 
 def test_every_metric_and_label_value_that_is_named_is_one_of_ours() -> None:
-    ours: set[str] = set()
-    for family, _ in Metrics("", Counts(), process=False).families():
-        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(
-            family.type, ("",)
-        )
-        ours |= {family.name + suffix for suffix in suffixes}
+    ours = DECLARED.keys()
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     for text in [*(rule["expr"] for rule in rules()), *shown(), *documented()]:
         plain = re.sub(r'"[^"]*"', '""', text)

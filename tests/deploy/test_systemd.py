@@ -141,12 +141,12 @@ def test_each_variable_is_a_settings() -> None:
 def test_it_is_not_started_again_where_that_is_no_use() -> None:
     (never,) = settings(UNIT)["RestartPreventExitStatus"]
     codes = dict(
-        re.findall(r"^\| (\d+) \| ([^|]+) \|$", (ROOT / "docs/commands.md").read_text(), re.MULTILINE)
+        re.findall(r"^\| (\d+) \| ([^|]+) \|$", (ROOT / "docs/reference.md").read_text(), re.MULTILINE)
     )
     assert [codes[code].strip() for code in never.split()] == ["wrong usage", "wrong configuration"]
 
 
-def test_the_program_is_where_the_readme_puts_it() -> None:
-    told = (DEPLOY / "README.md").read_text()
+def test_the_program_is_where_the_installation_puts_it() -> None:
+    told = (ROOT / "docs/install.md").read_text()
     for line in ("python3 -m venv /opt/gpuactors", "deploy/systemd/gpuactors.service", "gpuactors.service.d"):
         assert line in told

@@ -367,7 +367,7 @@ def test_of_a_file_that_needs_a_restart_or_is_wrong_nothing_is_used_and_it_is_sa
     assert running.is_in_use()
     running.check_same()
 
-    # A change that needs a restart is used by the next pod, as docs/fleet.md says.
+    # A change that needs a restart is used by the next pod, as docs/operate.md#one-configuration-for-many-nodes says.
     running.upgrade({"settings": {"select": ALL, "log_level": "debug"}})
     running.wait_logged("config.restart_needed", 2)
     node.excuse_no_plugin()

@@ -1,6 +1,6 @@
 """The public addresses of the project, and its maintainers. They are set in pyproject.toml (`project.urls`,
 `project.maintainers`), and that of the simulation has the same; `just addresses` writes the address of the documents
-into the files of deploy/ that lead there.
+into the files of deploy/ that lead there, and all of them into the chart.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+
+import yaml
 
 from tests.release.version import CHECKOUT
 
@@ -23,9 +25,12 @@ FOLLOWING: Final = (
     "deploy/monitoring/dashboard.json",
     "deploy/monitoring/rules.yaml",
     "deploy/monitoring/rules_test.yaml",
-    "docs/alerts.md",
+    "docs/troubleshoot.md",
 )
 """The files that name the address of the documents."""
+
+CHART: Final = "deploy/chart/gpuactors/Chart.yaml"
+_BELOW: Final = "# Below: by `just addresses`, from pyproject.toml.\n"
 
 _DEFINED: Final = re.compile(r'define "gpuactors.documents" -}}\n(\S+)\n')
 
@@ -40,6 +45,20 @@ def documents(project: Mapping[str, Any]) -> str:
     """Where docs/ is read, without a slash at the end."""
     found: str = project.get("urls", {}).get("Documentation", PLACEHOLDER)
     return found
+
+
+def chart(text: str, project: Mapping[str, Any]) -> str:
+    """The text of Chart.yaml with the addresses of this project."""
+    urls = project.get("urls", {})
+    home = documents(project)
+    found = {
+        "home": home,
+        "sources": [urls.get("Source", home.removesuffix("/docs"))],
+        "maintainers": [{"name": one["name"]} for one in project.get("maintainers") or project["authors"]],
+    }
+    before, mark, _ = text.partition(_BELOW)
+    assert mark, f"{CHART} has no line {_BELOW!r}"
+    return before + mark + yaml.safe_dump(found, sort_keys=False)
 
 
 def unset(project: Mapping[str, Any]) -> list[str]:
@@ -84,6 +103,8 @@ def main() -> int:
     """Command line of `just addresses`."""
     now = documents(project())
     print(f"{write(CHECKOUT, now)} -> {now} in {', '.join(FOLLOWING)}")
+    path = CHECKOUT / CHART
+    path.write_text(chart(path.read_text("utf-8"), project()), "utf-8")
     return 0
 
 

@@ -41,6 +41,9 @@ STAMP: Final = "made-of"
 TOOLS: Final = ("buildah", "mmdebstrap")
 """Debian's packages, and their programs."""
 
+SCRATCH_PREFIX: Final = "gpuactors-image-"
+"""Of the directory in which an image is built."""
+
 SCRATCH_MIB: Final = 4096
 """Of the tmpfs, at most. Seen: 0.9 GB, as the store keeps a whole tree for each stage."""
 
@@ -215,7 +218,7 @@ def _write_pip_settings(directory: Path) -> None:
 @contextmanager
 def _scratch() -> Iterator[Path]:
     """A tmpfs of our own, gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="gpuactors-image-") as name:
+    with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX) as name:
         run(("mount", "-t", "tmpfs", "-o", f"mode=700,size={SCRATCH_MIB}m", "gpuactors-image", name))
         try:
             yield Path(name)

@@ -40,7 +40,7 @@ def release() -> list[str]:
     if tag and missing:
         raise ProvisionError(
             f"the commit is tagged {tag}, and pyproject.toml lacks {', '.join(missing)}: set what "
-            "docs/release.md names before the first release, or remove the tag for a trial"
+            "docs/dev/release.md names before the first release, or remove the tag for a trial"
         )
     with tempfile.TemporaryDirectory(prefix="gpuactors-release-") as name:
         # Names of two lengths: a path that gets into a file shows.

@@ -7,11 +7,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.release.addresses import (
+    CHART,
     DEFINED_IN,
     FOLLOWING,
     PLACEHOLDER,
+    chart,
     documents,
     named_in,
     project,
@@ -36,6 +39,15 @@ def test_every_file_that_names_the_documents_has_the_address_of_pyproject() -> N
         text = (CHECKOUT / name).read_text("utf-8")
         assert now in text, f"{name}: run 'just addresses' and commit the result"
         assert now == PLACEHOLDER or PLACEHOLDER not in text, f"{name}: run 'just addresses'"
+
+
+def test_the_chart_has_the_addresses_of_pyproject() -> None:
+    text = (CHECKOUT / CHART).read_text("utf-8")
+    assert text == chart(text, project()), "run 'just addresses' and commit the result"
+    of_another = yaml.safe_load(chart(text, tomllib.loads(SET)["project"]))
+    assert of_another["home"] == "https://192.0.2.7/gpu/gpuactors/docs"
+    assert of_another["sources"] == ["https://192.0.2.7/gpu/gpuactors"]
+    assert of_another["maintainers"] == [{"name": "Ada"}]
 
 
 def test_another_address_is_written_everywhere_and_back(tmp_path: Path) -> None:

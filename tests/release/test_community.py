@@ -25,6 +25,19 @@ def test_each_hook_runs_what_is_there() -> None:
             assert not word.startswith("tests/") or (CHECKOUT / word).is_file(), hook
 
 
+def test_the_workflow_runs_what_everybody_runs() -> None:
+    workflow = loaded(".github/workflows/ci.yml")
+    (job,) = workflow["jobs"].values()
+    assert job["container"]["image"] == "debian:12"
+    assert job["timeout-minutes"] > 90, "the limit of .ci/run"
+    last = job["steps"][-1]["run"].split()
+    assert last == ["bash", ".ci/run"]
+    assert (CHECKOUT / last[-1]).is_file()
+    assert all(
+        "@" not in (of := step.get("uses", "")) or len(of.partition("@")[2]) == 40 for step in job["steps"]
+    )
+
+
 def test_the_forms_of_issues_ask_for_something() -> None:
     for path in (CHECKOUT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         form = loaded(str(path.relative_to(CHECKOUT)))

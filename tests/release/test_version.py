@@ -11,7 +11,7 @@ from tests.release.version import CHECKOUT, version
 
 NAMED: dict[str, str] = {
     "CHANGELOG.md": r"^## \[(\d[^\]]*)\] - \d{4}-\d\d-\d\d$",
-    "README.md": r"gpuactors:(\d[\w.]*)",
+    "README.md": r"^\*\*Status: (\d[\w.]*),",
     "pyproject.toml": r"\"gpuactors-simulation==([^\"]*)\"",
     "src/gpuactors_simulation/pyproject.toml": r"^version = \"([^\"]*)\"$|\"gpuactors==([^\"]*)\"",
     "src/gpuactors_simulation/__init__.py": r"^VERSION: Final = \"([^\"]*)\"$",

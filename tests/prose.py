@@ -18,14 +18,14 @@ from typing import Final
 from tests.test_tree import ROOT, texts
 
 WORDS: Final = ROOT / "docs" / "words.txt"
-GLOSSARY: Final = ROOT / "docs" / "glossary.md"
+GLOSSARY: Final = ROOT / "docs" / "dev" / "glossary.md"
 RULES: Final = "SpellCheck,LongSentences,RepeatedWords"
 """Of harper's 900: those whose findings are right in pages such as these. LongSentences: more than 40 words."""
 DIALECT: Final = "gb"
 LIMIT_S: Final = 60
 
 _PAGE: Final = re.compile(
-    r"(?:README|CONTRIBUTING|CHANGELOG|SECURITY)\.md|deploy/.*\.md|tests/node/.*\.md|docs/[\w-]+\.md"
+    r"(?:README|CONTRIBUTING|CHANGELOG|SECURITY)\.md|deploy/.*\.md|tests/node/.*\.md|docs/(?:dev/)?[\w-]+\.md"
 )
 _IDENTIFIER: Final = re.compile(r".*(?:\w[A-Z]|\d|^\w\.?$)", re.DOTALL)
 

@@ -28,6 +28,7 @@ from gpuactors.core.reports.node_features import LABELS
 from gpuactors.core.values.cause import CALL, MEANINGS
 from gpuactors.core.values.claim_states import OWNING, TRANSITIONS, ClaimState, ClaimTrigger
 from gpuactors.core.values.model import Health
+from gpuactors.core.values.partition import PartitionState
 from gpuactors.kube.client import API_REQUEST_S
 from gpuactors.kube.events import EVENT_MESSAGE_MAX_BYTES
 from gpuactors.observe.counts import METHODS, OUTCOMES, Counts
@@ -82,10 +83,19 @@ def _setting(setting: Declaration) -> list[str]:
     return [*names, f"`{value}`", setting.default_text("`{}`"), setting.described.description]
 
 
+def causes() -> list[str]:
+    """Every cause. The dashboard leads to its row by its name."""
+    rows = (
+        [f'<a id="{cause}"></a>`{cause}`', str(row.health), row.means, row.remedy]
+        for cause, row in MEANINGS.items()
+    )
+    return markdown.table(["Cause", "Health", "What it means", "What to do"], rows)
+
+
 def claim_states() -> list[str]:
     """Every state of a claim, from the table of transitions."""
     told = _documented(ClaimState)
-    head = ["State", "Meaning", "The GPUs are its own", "Goes on to"]
+    head = ["State", "Meaning", "Owns its devices", "Goes on to"]
     return markdown.table(
         head, ([f"`{s}`", told[s], "yes" if s in OWNING else "no", _ways_out(s)] for s in ClaimState)
     )
@@ -125,28 +135,28 @@ def _documented(enum: type[StrEnum]) -> Mapping[str, str]:
 def claim_bounds() -> list[str]:
     """What waits for how long."""
     rows = [
-        ("A prepare or unprepare, until it is answered", limits.CLAIM_ANSWER_S),
-        ("One write to sysfs, until it counts as hanging", limits.SYSFS_WRITE_DEADLINE_S),
-        ("All writes for one GPU and its companions", limits.ACT_DEADLINE_S),
-        ("A release that failed, until it is tried again", limits.CLAIM_RETRY_S),
-        ("One request to the API server", API_REQUEST_S),
-        ("A read of a claim that failed, until it is tried again", limits.CLAIM_READ_RETRY_S),
+        ("A prepare or unprepare is answered within", limits.CLAIM_ANSWER_S),
+        ("One write to sysfs counts as hanging after", limits.SYSFS_WRITE_DEADLINE_S),
+        ("All writes for one GPU and its companions end within", limits.ACT_DEADLINE_S),
+        ("A release that failed is tried again after", limits.CLAIM_RETRY_S),
+        ("One request to the API server ends within", API_REQUEST_S),
+        ("A read of a claim that failed is tried again after", limits.CLAIM_READ_RETRY_S),
         (
-            "A prepared claim that kubelet lists for no pod, until the API server is asked for it",
+            "The API server is asked for a prepared claim that kubelet lists for no pod after",
             limits.CLAIM_COLLECT_S,
         ),
         (
-            "The answer that there is no such claim, until it is asked again and the claim is released",
+            "After its answer that there is no such claim, it is asked again, and the claim released, after",
             limits.CLAIM_COLLECT_S,
         ),
-        ("An unprepared claim, until it is forgotten", CLAIM_TOMBSTONE_S),
-        ("nvidia-persistenced, until it is gone on without it", PERSISTENCED_DEADLINE_S),
+        ("An unprepared claim is forgotten after", CLAIM_TOMBSTONE_S),
+        ("gpuactors waits for nvidia-persistenced at most", PERSISTENCED_DEADLINE_S),
         (
-            "The question whether the API server keeps taints, until it is asked again (a quarter sooner or later)",
+            "Whether the API server keeps taints is checked again after (a quarter sooner or later)",
             TAINTS_ASKED_S,
         ),
     ]
-    return markdown.table(["What waits", "Seconds"], ([what, f"{seconds:g}"] for what, seconds in rows))
+    return markdown.table(["Bound", "Seconds"], ([what, f"{seconds:g}"] for what, seconds in rows))
 
 
 def checks() -> list[str]:
@@ -162,7 +172,8 @@ def node_labels() -> list[str]:
 
 def event_reasons() -> list[str]:
     """The Kubernetes Events about a device."""
-    rows = [[f"`{c}`", MEANINGS[c].means, MEANINGS[c].remedy] for c in OF_A_DEVICE]
+    causes = ", ".join(f"[`{cause}`](#{cause})" for cause in OF_A_DEVICE)
+    rows = [[causes, "The cause of the device's health.", "See the row of the cause."]]
     rows.append(
         [
             f"`{CONTESTED}`",
@@ -187,19 +198,19 @@ def event_bounds() -> list[str]:
 
 
 def alerts() -> list[str]:
-    """Every alert, with its own words."""
+    """Every alert with its summary. What to do is in its runbook, below the table."""
     config = yaml.safe_load((ROOT / "deploy/monitoring/rules.yaml").read_text(encoding="utf-8"))
     rules = [rule for group in config["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
-    head = ["Alert", "Severity", "After", "It says", "What to do"]
-    return markdown.table(head, map(_alert, rules))
+    return markdown.table(["Alert", "Severity", "After", "It says"], map(_alert, rules))
 
 
 def _alert(rule: Mapping[str, Any]) -> list[str]:
-    texts = (rule["annotations"][name] for name in ("summary", "description"))
-    said = (re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"`\1`", text) for text in texts)
-    shown = (re.sub(r"\{\{ \$value.*?\}\}", "`N`", text) for text in said)
-    name = f"[`{rule['alert']}`](#{rule['alert'].lower()})"
-    return [name, rule["labels"]["severity"], rule.get("for", "at once"), *shown]
+    said = re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"`\1`", rule["annotations"]["summary"])
+    shown = re.sub(r"\{\{ \$value.*?\}\}", "`N`", said)
+    alert = rule["alert"]
+    name = f'<a id="{alert}"></a>[`{alert}`](#{alert.lower()})'
+    # The dashboard leads to the row by the alert's name, which no heading's anchor is: those are in small letters.
+    return [name, rule["labels"]["severity"], rule.get("for", "at once"), shown]
 
 
 def metrics() -> list[str]:
@@ -221,10 +232,10 @@ LABEL_VALUES: Final[Mapping[str, str]] = {
     "resource": "the extended resource: `nvidia.com/GH100_H100_SXM5_80GB`",
     "gpu": "the GPU's PCI address: `0000:23:00.0`",
     "claim": "namespace and name of a claim: `default/gpu`; empty where a pod has the GPU by the device plugin",
-    "pod_namespace": "of the pod that has the GPU; empty if it has none",
-    "pod_name": "of the pod that has the GPU; empty where only its UID is known",
-    "pod_uid": "of the pod that has the GPU",
-    "vm": "of the VirtualMachineInstance whose pod has the GPU: `vm-1`; empty if it is no virtual machine, or "
+    "pod_namespace": "namespace of the pod that has the GPU; empty if no pod has it",
+    "pod_name": "name of the pod that has the GPU; empty where only its UID is known",
+    "pod_uid": "UID of the pod that has the GPU",
+    "vm": "name of the VirtualMachineInstance whose pod has the GPU: `vm-1`; empty if it is none, or "
     "[not known](#gpus-by-virtual-machine)",
     "driver": "the DRA driver: `gpu.nvidia.com`, `compute-domain.nvidia.com`",
     "actor": "the part of the daemon, as in the log line `actor.restarting`",
@@ -239,7 +250,8 @@ def metric_labels() -> list[str]:
     values = {
         "health": _listed(Health),
         "cause": f"{_listed(c for c in MEANINGS if c not in of_calls)}; of refusals also {_listed(of_calls)}",
-        "state": _listed(state for state in ClaimState if state is not ClaimState.ABSENT),
+        "state": f"{_listed(s for s in ClaimState if s is not ClaimState.ABSENT)}; of partitions "
+        f"{_listed(s for s in PartitionState if s is not PartitionState.ABSENT)}",
         "method": _listed(METHODS),
         "outcome": _listed(OUTCOMES),
         **LABEL_VALUES,
@@ -341,7 +353,7 @@ class DashboardPicture:
     def put(self) -> tuple[Path, str, str]:
         """The picture, as it is and as it should be."""
         path = ROOT / "docs/media/dashboard.svg"
-        return path, path.read_text(encoding="utf-8"), picture.drawn()
+        return path, path.read_text(encoding="utf-8"), picture.drawn(picture.board())
 
 
 def chart_values() -> list[str]:
@@ -368,20 +380,21 @@ def _chart_values(schema: Mapping[str, Any], values: Mapping[str, Any], above: s
 
 
 TABLES: Final[tuple[Written, ...]] = (
-    Table("docs/configuration.md", "settings", settings),
+    Table("docs/reference.md", "settings", settings),
+    Table("docs/reference.md", "causes", causes),
     Table("docs/dra.md", "claim states", claim_states),
     Table("docs/dra.md", "claim events", claim_events),
     Table("docs/dra.md", "claim bounds", claim_bounds),
-    Table("docs/events.md", "event reasons", event_reasons),
-    Table("docs/node-features.md", "node labels", node_labels),
-    Table("docs/events.md", "event bounds", event_bounds),
+    Table("docs/reference.md", "event reasons", event_reasons),
+    Table("docs/install.md", "node labels", node_labels),
+    Table("docs/reference.md", "event bounds", event_bounds),
     ChartSettings(),
     ChartDefaults(),
     DashboardPicture(),
-    Table("docs/doctor.md", "checks", checks),
-    Table("docs/alerts.md", "alerts", alerts),
-    Table("docs/metrics.md", "metrics", metrics),
-    Table("docs/metrics.md", "metric labels", metric_labels),
+    Table("docs/troubleshoot.md", "checks", checks),
+    Table("docs/troubleshoot.md", "alerts", alerts),
+    Table("docs/reference.md", "metrics", metrics),
+    Table("docs/reference.md", "metric labels", metric_labels),
     Table(f"{CHART}/README.md", "values", chart_values),
 )
 

@@ -1,4 +1,4 @@
-"""What docs/dra.md quotes is what the program says: its errors, its rules, its defaults."""
+"""What docs/dra.md#gpus-as-claims quotes is what the program says: its errors, its rules, its defaults."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from gpuactors.core.values.prebound import Rule
 from gpuactors.core.values.vfio import BackendPolicy, VfioConfig
+from tests.support.markdown import chapter
 from tests.support.said import is_said
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,11 +17,11 @@ DOCUMENT = (ROOT / "docs" / "dra.md").read_text(encoding="utf-8")
 
 
 def section(heading: str) -> str:
-    return DOCUMENT.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    return chapter(DOCUMENT, heading)
 
 
 def errors() -> list[str]:
-    rows = [line for line in section("Errors, and what to do").splitlines() if line.startswith("| ")][1:]
+    rows = [line for line in section("Errors of claims").splitlines() if line.startswith("| ")][1:]
     return [quoted for row in rows for quoted in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
 
 

@@ -49,7 +49,7 @@ def configured_commands() -> Mapping[str, click.Command]:
 
 
 def test_these_commands_take_the_settings() -> None:
-    assert list(configured_commands()) == ["run", "inspect", "explain", "doctor", "config show"]
+    assert list(configured_commands()) == ["run", "inspect", "explain", "doctor", "bundle", "config show"]
 
 
 def test_every_field_of_the_configuration_is_a_declared_setting() -> None:

@@ -27,9 +27,7 @@ from tests.test_tree import ROOT, texts
 
 DOCUMENTS: Final = {name: text for name, text in texts() if name.endswith(".md")}
 
-FOR_OPERATORS: Final = re.compile(
-    r"README\.md|deploy/README\.md|docs/(?!architecture|glossary|virtual-machine)[\w-]+\.md"
-)
+FOR_OPERATORS: Final = re.compile(r"README\.md|deploy/README\.md|docs/[\w-]+\.md")
 
 OPERATORS: Final = [name for name in DOCUMENTS if FOR_OPERATORS.fullmatch(name)]
 """Decisions and the changelog tell of what was; the architecture, the glossary and the figures have names of their
@@ -56,23 +54,28 @@ def test_links_lead_somewhere(name: str) -> None:
 
 
 def test_a_link_that_leads_nowhere_is_found() -> None:
-    text = "[a](dra.md) [b](none.md) [c](dra.md#install) [d](dra.md#none) [e](#none) [f](https://kubernetes.io/x)"
+    text = "[a](dra.md) [b](none.md) [c](dra.md#install-claims) [d](dra.md#none) [e](#none) [f](https://kubernetes.io/x)"
     assert list(lost("docs/x.md", text)) == ["none.md", "dra.md#none", "#none"]
 
 
-def test_the_first_page_leads_to_every_page() -> None:
-    reached = {(ROOT / "docs" / t.partition("#")[0]).resolve() for t in links(DOCUMENTS["docs/README.md"])}
-    pages = {ROOT / name for name in DOCUMENTS if re.fullmatch(r"docs/[\w-]+\.md", name)}
-    assert pages - reached == {ROOT / "docs/README.md"}
+@pytest.mark.parametrize("directory", ["docs", "docs/dev"])
+def test_the_first_page_leads_to_every_page(directory: str) -> None:
+    """And that of docs/ to that of docs/dev/."""
+    first = f"{directory}/README.md"
+    reached = {(ROOT / directory / t.partition("#")[0]).resolve() for t in links(DOCUMENTS[first])}
+    pages = {ROOT / name for name in DOCUMENTS if re.fullmatch(rf"{directory}/[\w-]+\.md", name)}
+    assert pages - reached == {ROOT / first}
+    assert directory != "docs" or ROOT / "docs/dev/README.md" in reached
 
 
-def test_the_installation_names_each_overlay() -> None:
+def test_the_page_of_the_folder_names_each_overlay() -> None:
     overlays = {path.name for path in (ROOT / "deploy/overlays").iterdir()}
-    assert overlays - {"example"} <= {*spans(DOCUMENTS["docs/install.md"])}
+    named = {span.removeprefix("overlays/").strip("/") for span in spans(DOCUMENTS["deploy/README.md"])}
+    assert overlays <= named
 
 
 def test_the_architecture_names_each_file_of_the_core() -> None:
-    named = {*re.findall(r"`([\w/]+\.py)`", DOCUMENTS["docs/architecture.md"])}
+    named = {*re.findall(r"`([\w/]+\.py)`", DOCUMENTS["docs/dev/architecture.md"])}
     core = ROOT / "src/gpuactors/core"
     files = {f"{path.relative_to(core)}" for path in core.rglob("*.py") if path.name != "__init__.py"}
     assert {name for name in files - named if not name.startswith("assessment/")} == set()
@@ -154,13 +157,13 @@ def flags() -> frozenset[str]:
     return frozenset({*named, "--help", "--version"})
 
 
-FLAGS_OF_OTHERS: Final = frozenset({"--validate", "--root-dir"})
-"""Of kubectl."""
+FLAGS_OF_OTHERS: Final = frozenset({"--validate", "--root-dir", "--context", "-l"})
+"""Of kubectl, kubelet and kubectl-gpuactors."""
 
 VARIABLES: Final = {"GPUACTORS_CONFIG", *(setting.variable for setting in DECLARATIONS.values())}
 
-METRICS: Final = frozenset(re.findall(r"^\| `(gpuactors_\w+)`", DOCUMENTS["docs/metrics.md"], re.MULTILINE))
-"""docs/metrics.md is what the code declares: test_tree.py."""
+METRICS: Final = frozenset(re.findall(r"^\| `(gpuactors_\w+)`", DOCUMENTS["docs/reference.md"], re.MULTILINE))
+"""docs/reference.md#metrics is what the code declares: test_tree.py."""
 
 PACKAGES: Final = frozenset(path.name for path in (ROOT / "src").iterdir())
 
@@ -199,9 +202,11 @@ NAMES_OF_OTHERS: Final = frozenset(
     }
 )  # fmt: skip
 
-ALERTS: Final = frozenset(re.findall(r"^\| \[`(\w+)`", DOCUMENTS["docs/alerts.md"], re.MULTILINE))
+ALERTS: Final = frozenset(
+    re.findall(r"^\| <a [^>]*></a>\[`(\w+)`", DOCUMENTS["docs/troubleshoot.md"], re.MULTILINE)
+)
 
-OF_METRICS: Final = {*spans(DOCUMENTS["docs/metrics.md"])}
+OF_METRICS: Final = {*spans(DOCUMENTS["docs/reference.md"])}
 """With their labels."""
 
 OF_EVENTS: Final = {name for event in EVENTS.values() for name in event.fields}
@@ -242,7 +247,7 @@ def unshown(text: str) -> Iterator[str]:
     first cell of the row."""
     for row in text.splitlines():
         first = ""
-        for name, path in re.findall(r"\[`?(test_\w+|scenario_\w+|the same)`?\]\(\.\./([^)]+)\)", row):
+        for name, path in re.findall(r"\[`?(test_\w+|scenario_\w+|the same)`?\]\((?:\.\./)+([^)]+)\)", row):
             first = name if name != "the same" else first
             file = ROOT / path
             is_scenario = first.startswith("scenario_") and file.stem == first
@@ -252,7 +257,7 @@ def unshown(text: str) -> Iterator[str]:
 
 def test_the_tests_that_a_document_names_are_there() -> None:
     assert not [fault for text in DOCUMENTS.values() for fault in unshown(text)]
-    assert len(re.findall(r"\]\(\.\./tests/", DOCUMENTS["docs/kinds.md"])) > 30
+    assert len(re.findall(r"\]\(\.\./\.\./tests/", DOCUMENTS["docs/dev/kinds.md"])) > 30
     wrong = "| [test_none](../tests/test_tree.py) | [scenario_none](../tests/vm/guest/scenario_claims.py) |"
     assert [*unshown(wrong)] == [
         "tests/test_tree.py: test_none",
@@ -326,7 +331,7 @@ def symptoms() -> list[str]:
     """What the page quotes of what somebody sees: sentences, and not names."""
     rows = [
         line.split(" | ")[0]
-        for line in DOCUMENTS["docs/troubleshooting.md"].splitlines()
+        for line in DOCUMENTS["docs/troubleshoot.md"].partition("\n## gpuactors doctor\n")[0].splitlines()
         if line.startswith("| ")
     ]
     quotes = [quoted for row in rows for quoted in spans(row)]

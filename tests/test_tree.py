@@ -17,6 +17,7 @@ import pytest
 
 from gpuactors.config import KEYS
 from tests.support.about_claims import ABOUT_CLAIMS
+from tests.support.markdown import chapter
 from tests.tables import TABLES, Written
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -309,7 +310,7 @@ def test_no_file_of_ours_imports_asyncio() -> None:
 
 def table_of(document: str, heading: str) -> list[list[str]]:
     """The rows of the first table below a heading, without its head."""
-    section = (ROOT / document).read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    section = chapter((ROOT / document).read_text(), heading)
     rows = [
         [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         for line in section.splitlines()
@@ -325,12 +326,12 @@ def test_a_table_that_follows_from_the_code_is_as_the_recipe_writes_it(table: Wr
 
 
 def test_every_setting_has_a_row() -> None:
-    rows = table_of("docs/configuration.md", "All settings")
+    rows = table_of("docs/reference.md", "All settings")
     assert tuple(row[0].strip("`") for row in rows) == KEYS
 
 
 def test_every_command_has_a_row() -> None:
-    listed = {row[0].strip("`").split()[1] for row in table_of("docs/commands.md", "All commands")}
+    listed = {row[0].strip("`").split()[1] for row in table_of("docs/reference.md", "All commands")}
     done = subprocess.run(
         [sys.executable, "-m", "gpuactors", "--help"], capture_output=True, text=True, check=True, timeout=60
     )

@@ -1,5 +1,5 @@
 """A daemon that advertises a node's passthrough GPUs to kubelet. Its packages and paths:
-docs/architecture.md."""
+docs/dev/architecture.md."""
 
 from typing import Final
 

@@ -47,12 +47,28 @@ def links(document: str) -> list[str]:
     return _LINK.findall(_SPAN.sub("`code`", _FENCE.sub("", document)))
 
 
+def chapter(document: str, heading: str) -> str:
+    """What is below a heading of any level, up to the next one that is not deeper. Raises LookupError without it."""
+    code = [found.span() for found in _FENCE.finditer(document)]
+    begin, depth = None, 0
+    for found in re.finditer(r"^(#+) (.+?) *$", document, re.MULTILINE):
+        if any(first <= found.start() < end for first, end in code):
+            continue
+        if begin is not None and len(found[1]) <= depth:
+            return document[begin : found.start()]
+        if begin is None and found[2] == heading:
+            begin, depth = found.end(), len(found[1])
+    if begin is None:
+        raise LookupError(f"there is no heading {heading!r}")
+    return document[begin:]
+
+
 def anchors(document: str) -> set[str]:
-    """The anchors of the headings, as GitHub makes them: of equal ones the second gets `-1`."""
+    """The anchors of the headings, as GitHub makes them: of equal ones the second gets `-1`. And those of rows."""
     found: set[str] = set()
     for heading in re.findall(r"^#+ (.+?) *$", _FENCE.sub("", document), re.MULTILINE):
         shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
         names = [slug, *(f"{slug}-{n}" for n in range(1, 100))]
         found.add(next(name for name in names if name not in found))
-    return found
+    return found | {*re.findall(r'<a id="([^"]+)"></a>', _FENCE.sub("", document))}

@@ -65,10 +65,12 @@ assert SLICE_SETTLE_S < SLICE_SETTLE_MAX_S
 WRITE_SEEN_S: Final = 30.0
 """The time within which the watch must show a write of gpuactors, in seconds: after it all is listed anew."""
 
-RESTORE_BACKOFF_S: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+RESTORE_BACKOFF_S: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """The waits before slices that others have deleted or edited are restored, in seconds, by the number of restorations
-within RESTORE_CALM_S; the last one repeats. Kubelet deletes them at its start, and perhaps once more in the background;
-somebody who answers each restoration with an edit must not cost the API server a write per second for ever."""
+within RESTORE_CALM_S; the last one repeats. Kubelet deletes them at its start, and perhaps once more in the background:
+a kubelet that restarts again and again leaves a node without slices for the last wait, which is Kubernetes' own
+(`resourceslice.Controller`). Somebody who answers each restoration with an edit must not cost the API server a write
+per second for ever."""
 
 RESTORE_CALM_S: Final = 600.0
 """The time for which a restoration counts, in seconds: kubelet repeats a deletion after at most five minutes."""

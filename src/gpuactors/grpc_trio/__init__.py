@@ -1,4 +1,4 @@
-"""gRPC on trio: grpclib's HTTP/2 and gRPC layers without asyncio (why: docs/adr/0001-grpclib-on-trio.md).
+"""gRPC on trio: grpclib's HTTP/2 and gRPC layers without asyncio (why: docs/dev/adr/0001-grpclib-on-trio.md).
 
 `Server`, `TrioService`: serve. `open_channel`, `open_unix_channel`: call. `bind_unix`: make a socket. Handlers raise
 `grpclib.GRPCError`; so do calls. Must not know kubelet: what is served and called is in the packages above.

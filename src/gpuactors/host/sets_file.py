@@ -58,7 +58,7 @@ class SetsFile:
             fields = decode_json(content, dict[str, object])
         except UndecodableError as exc:
             raise HostError(
-                f"{self._path} (--sets-file) is no JSON object: {quoted(str(exc))}; correct it, as docs/kinds.md shows"
+                f"{self._path} (--sets-file) is no JSON object: {quoted(str(exc))}; correct it: docs/reference.md"
             ) from None
         if unknown := sorted(fields.keys() - set(_FIELDS)):
             raise HostError(

@@ -1,5 +1,5 @@
 """Reads the passive signs that a PCI function is dead, and the ways in which the kernel can reset it
-(docs/adr/0024-a-dead-gpu-is-known-by-passive-signs.md).
+(docs/dev/adr/0024-a-dead-gpu-is-known-by-passive-signs.md).
 
 Must not wake a function or its bridge, and must not read where it would wait for a reset: a read of `config` resumes a
 suspended bridge and a function in D3cold (drivers/pci/pci.c, pci_config_pm_runtime_get), and waits while the kernel

@@ -3,7 +3,7 @@
 A file is one header, then a state, then one line per step; another state follows wherever steps are missing. So every
 file can be replayed by itself, from its first state on:
 
-    {"journal":15,"version":"0.1.0","run":"…","part":1,"boot":"…","pid":4711,"wall":"2026-11-21T06:15:57.1+00:00","at":12.5,"node":"gpu-17"}
+    {"journal":21,"version":"0.1.0","run":"…","part":1,"boot":"…","pid":4711,"wall":"2026-11-21T06:15:57.1+00:00","at":12.5,"node":"gpu-17"}
     {"at":12.5,"missed":0,"state":{…}}
     {"at":12.6,"event":"HostScanned","fields":{"inspection":1,"functions":[…]},"effects":[{"say":"host.scanned",…}],"digest":"…"}
     {"at":14.6,"event":"Ticked","digest":"…"}
@@ -31,7 +31,7 @@ from gpuactors.core.values.effects import Effect, Level, Log, Reply
 from gpuactors.core.values.model import DeviceList, PciAddress, ResourceName, differences
 from gpuactors.ports.node import Step
 
-FORMAT: Final = 20
+FORMAT: Final = 21
 """The number of the format. It is raised when a reader of the last format would misread the next, or miss something in
 it; no version reads another format than its own."""
 

@@ -1,7 +1,7 @@
 """The metrics as a page, in Prometheus' text format: what is counted (`counts.py`), and what is read off the state.
 
 Imported with the first scrape. In a registry of its own; a page is rendered in place, without a thread. It only looks:
-nothing in the daemon depends on a metric. The names and what they mean are in `docs/metrics.md`.
+nothing in the daemon depends on a metric. The names and what they mean are in `docs/reference.md#metrics`.
 """
 
 from __future__ import annotations

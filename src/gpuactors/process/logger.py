@@ -1,6 +1,6 @@
 """A logger of events with fields, over the standard library's logging, which the libraries use.
 
-`log.info("device.changed", address="0000:23:00.0")`: event names are `noun.verb`, declared in docs/log-events.md;
+`log.info("device.changed", address="0000:23:00.0")`: event names are `noun.verb`, declared in docs/reference.md;
 details are fields, not prose. The form of a line and the lowest level are set once, by `observe/log.py`.
 """
 

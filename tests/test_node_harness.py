@@ -19,6 +19,7 @@ from tests.node.books import key_of
 from tests.node.lane import Lane, NoProgramsError
 from tests.node.planted import BUGS, CHECKOUT
 from tests.node.planted_image import PACKAGE, changed_image
+from tests.support.markdown import chapter
 from tests.vm.commands import ProvisionError
 
 
@@ -151,8 +152,8 @@ def test_a_planted_image_has_the_changed_module(tmp_path: Path) -> None:
 
 def test_of_kubernetes_the_documents_call_tested_what_a_scenario_tests() -> None:
     """Each such line of the first two tables names the scenario's file, which exists and has scenarios."""
-    text = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
-    about = text[text.index("## Kubernetes") : text.index("## Kernels")]
+    text = chapter((ROOT / "docs" / "reference.md").read_text(encoding="utf-8"), "Compatibility")
+    about = text[text.index("### Kubernetes versions") : text.index("### Kernels")]
     cells = [cell for line in about.splitlines() for cell in line.split(" | ") if "**tested**" in cell]
     assert len(cells) >= 8
     for cell in cells:

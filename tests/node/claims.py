@@ -257,6 +257,15 @@ def taints_of(api: Api) -> Mapping[str, list[Object]]:
 # --- a scenario with claims ---------------------------------------------------------------------------------
 
 
+def refusals(found: Iterable[Object]) -> list[str]:
+    """Those of some events in which the API server's node authorizer has refused a claim to kubelet itself."""
+    return [
+        f"{event['metadata']['uid']} {event.get('count')}"
+        for event in found
+        if "fetch ResourceClaim" in event.get("message", "") and "forbidden" in event["message"]
+    ]
+
+
 @final
 class ClaimNode:
     """The node with the driver for claims installed: what a scenario does with claims, and what it checks."""
@@ -364,12 +373,8 @@ class ClaimNode:
         return " ".join(filter(None, (status.get("message", ""), *unschedulable, *self.refused(pod)[-1:])))
 
     def refusals(self, pod: str) -> list[str]:
-        """The events of a pod whose claim the API server's node authorizer has refused to kubelet itself."""
-        return [
-            f"{event['metadata']['uid']} {event.get('count')}"
-            for event in self.events_of(pod)
-            if "fetch ResourceClaim" in event.get("message", "") and "forbidden" in event["message"]
-        ]
+        """As above, of one pod."""
+        return refusals(self.events_of(pod))
 
     # --- checking -----------------------------------------------------------------------------------------
 

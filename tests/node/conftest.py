@@ -30,6 +30,7 @@ MARK: Final = "node_set"
 LONG: Final = "long"
 DOMAINS: Final = "nvidias_domains"
 PLUGINS: Final = "nvidias_plugins"
+BY_NAME: Final = "by_name"
 LACKING: Final = {DOMAINS: NO_DOMAINS, PLUGINS: NO_PLUGINS}
 """The marks of scenarios that need programs, and the variable that is set where they are not there."""
 
@@ -41,6 +42,7 @@ _failed: dict[str, None] = {}
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(name): the gates that a scenario needs: A (the default) or B")
     config.addinivalue_line("markers", f"{LONG}: a minute or more; played first")
+    config.addinivalue_line("markers", f"{BY_NAME}: played only where its file is named")
     config.addinivalue_line("markers", f"{DOMAINS}: needs NVIDIA's controller and daemon of compute domains")
     config.addinivalue_line("markers", f"{PLUGINS}: needs NVIDIA's kubelet plugins and a mock of NVML")
 
@@ -69,6 +71,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker(MARK)
         wanted = "A" if mark is None else str(mark.args[0])
         fits = wanted in (_gates(), "any") and not any(map(item.get_closest_marker, lacking))
+        if item.get_closest_marker(BY_NAME) is not None:
+            fits = fits and any(item.path.name in argument for argument in config.args)
         (chosen if item not in mine or fits else others).append(item)
         item.add_marker(pytest.mark.timeout(patient(SCENARIO_S)))
     # Several nodes take scenarios from each other: none is to begin the longest one when the others have ended.

@@ -55,6 +55,9 @@ DAEMON_PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
 CLIQUE: Final = "6e4e1f2a-3b5c-4d7e-8f90-0a1b2c3d4e5f.32766"
 MGMT_MINOR: Final = 4323
 
+NO_DAEMON: Final = "no daemon of its domain is ready"
+"""What a workload lacks; else it is the label."""
+
 DOMAIN_OF: Final = "tests.node/domain"
 """A label of the tests' pods: the UID of the domain that they use."""
 
@@ -317,6 +320,22 @@ class LabelValue:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Uncovered:
+    """A time in which a workload ran without the label of its domain, or without a ready daemon of it."""
+
+    workload: str
+    lacks: str
+    at_s: float
+    """Since the scenario's start."""
+    for_s: float
+    """Up to now, if it lasts."""
+    lasts: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.workload} runs while {self.lacks}, at {self.at_s:.2f} s for {self.for_s:.2f} s"
+
+
 _WATCHED: Final = {"Node": NODES, "Pod": PODS, "ComputeDomain": ALL_DOMAINS}
 
 
@@ -385,15 +404,28 @@ class History:
     def uncovered(self, api: Api) -> list[str]:
         """When a workload ran that was not being deleted, and its node's label was not its domain's, or no daemon of
         the domain was ready there; as sentences."""
+        return [str(one) for one in self.uncovered_times(api)]
+
+    def uncovered_times(self, api: Api) -> list[Uncovered]:
+        """The same, for those who ask how long."""
         now = _Now()
-        said: list[str] = []
+        began: dict[tuple[str, str], float] = {}
+        found: list[Uncovered] = []
+
+        def end(wrong: tuple[str, str], at: float, *, lasts: bool = False) -> None:
+            first = began.pop(wrong)
+            found.append(Uncovered(*wrong, first - self._began, max(0.0, at - first), lasts))
+
         for seen in self.all(api):
             now.apply(seen)
-            for wrong in now.wrong():
-                sentence = f"{wrong} at {seen.at - self._began:.2f} s"
-                if not any(known.startswith(wrong) for known in said):
-                    said.append(sentence)
-        return said
+            lacking = set(now.wrong())
+            for wrong in began.keys() - lacking:
+                end(wrong, seen.at)
+            for wrong in lacking - began.keys():
+                began[wrong] = seen.at
+        for wrong in tuple(began):
+            end(wrong, time.monotonic(), lasts=True)
+        return sorted(found, key=lambda one: one.at_s)
 
     def told(self, api: Api) -> str:
         """The history in words, for the report of a failure."""
@@ -477,12 +509,13 @@ class _Now:
         if DOMAIN_OF in labels and pods.phase(seen.thing) == "Running":
             self.workloads[seen.uid] = (meta["name"], node, labels[DOMAIN_OF])
 
-    def wrong(self) -> Iterator[str]:
+    def wrong(self) -> Iterator[tuple[str, str]]:
+        """The workload, and what it lacks."""
         for name, node, domain in self.workloads.values():
             if (label := self.labels.get(node)) != domain:
-                yield f"{name} runs while the label is {label}"
+                yield name, f"the label is {label}"
             if (node, domain) not in self.daemons.values():
-                yield f"{name} runs while no daemon of its domain is ready"
+                yield name, NO_DAEMON
 
 
 def label_of(node: Object) -> str | None:

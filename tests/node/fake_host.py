@@ -69,8 +69,17 @@ class FakeHost:
 
     def tell(self, uevents: tuple[Uevent, ...]) -> None:
         """Has the kernel send these uevents to the pods."""
+        self._show_gpus_to_nvml()
         if not self.silent:
             broadcast(uevents)
+
+    def _show_gpus_to_nvml(self) -> None:
+        """Removes `/dev/nvidiaN` of each GPU that has left NVIDIA's driver. Nothing does so on a real host, but the
+        mock of NVML takes a node for a GPU. Containers have nodes from another directory (`nvidia/driver_root.py`)."""
+        mine = {f"nvidia{number}" for number in self.kernel.minors.values()}
+        for path in Path("/dev").glob("nvidia[0-9]*"):
+            if path.name not in mine:
+                path.unlink()
 
     # --- what can happen ----------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ ending what is in its cgroup, whoever started it, and whether or not the run tha
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -56,6 +57,9 @@ MOST_WORKERS: Final = 3
 
 STATUS_INTERVAL: Final = "--node-status-update-frequency=1s"
 """Ten times as often as by default: most waits of these tests are for the node's status."""
+
+_CGROUP: Final = "gpuactors-node-"
+"""Begins the name of a lane's cgroup."""
 
 KITS_CGROUPS: Final = "k8s-[0-9]"
 """Of the kit's cgroups.sh, in each hierarchy."""
@@ -146,7 +150,7 @@ class Lane:
     def cgroup(self) -> str:
         """Its name in each hierarchy, and kubelet's --cgroup-root: another kubelet on this machine ends the processes
         of pods that it does not know."""
-        return f"gpuactors-node-{zlib.crc32(str(self.directory).encode()):08x}"
+        return f"{_CGROUP}{zlib.crc32(str(self.directory).encode()):08x}"
 
     @property
     def program(self) -> Path:
@@ -253,12 +257,8 @@ class Lane:
         (self.directory / "run" / "sysctls").write_text(values)
 
     def _processes(self) -> frozenset[str]:
-        found: set[str] = set()
-        for hierarchy in _hierarchies():
-            for file in (hierarchy / self.cgroup).glob("**/cgroup.procs"):
-                with suppress(OSError):  # it was removed, or is one of threads
-                    found.update(file.read_text().split())
-        return frozenset(found)
+        cgroups = [hierarchy / self.cgroup for hierarchy in _hierarchies()]
+        return frozenset(process for cgroup in cgroups for process, _ in processes_below(cgroup))
 
     def kill(self) -> None:
         """Ends every process, and the namespaces and mounts with them. Raises ProvisionError if one does not end."""
@@ -394,6 +394,22 @@ def wait(process: subprocess.Popen[str], within_s: float | None, signals: Signal
             return process.wait(timeout=_POLL_S)
         if deadline is not None and time.monotonic() > deadline:
             raise subprocess.TimeoutExpired(process.args, within_s or 0)
+
+
+def own_cgroup() -> Path:
+    """Where the cgroup of the lane is that this process runs in; those of the node's pods are below it."""
+    name = re.search(f"{_CGROUP}[0-9a-f]{{8}}", Path("/proc/self/cgroup").read_text())
+    assert name is not None, "this process is in no lane"
+    return _accounts() / name[0]
+
+
+def processes_below(cgroup: Path) -> Iterator[tuple[str, str]]:
+    """The processes of a cgroup and of those below it, each with the directory of the one that it is in."""
+    for directory, _, _ in os.walk(cgroup):
+        processes = ""
+        with suppress(OSError):  # it was removed, or is one of threads
+            processes = Path(directory, "cgroup.procs").read_text()
+        yield from ((process, directory) for process in processes.split())
 
 
 def _hierarchies() -> list[Path]:

@@ -112,10 +112,8 @@ class Node:
         return daemonset.wait_ready(self.api)
 
     def uninstall(self) -> None:
-        """Takes the daemon away, with all that was applied with it."""
-        if self._installed is not None:
-            daemonset.uninstall(self._installed)
-            daemonset.wait_gone(self.api)
+        """Takes the daemon away, with all that was applied with it and all that it has left."""
+        if self.take_away():
             # What a claim's GPU is returned to was noted in this boot, and the next test plugs another GPU in there.
             for driver in DRA_DRIVERS:
                 shutil.rmtree(kubelet_dir() / "plugins" / driver, ignore_errors=True)
@@ -123,7 +121,16 @@ class Node:
             for one in self.api.items(SLICES):
                 if one["spec"]["driver"] in DRA_DRIVERS:
                     self.api.delete(f"{SLICES}/{one['metadata']['name']}")
+
+    def take_away(self) -> bool:
+        """Takes the daemon away, with all that was applied with it, as an operator does it: its state and slices stay.
+        Whether there was one."""
+        installed = self._installed
+        if installed is not None:
+            daemonset.uninstall(installed)
+            daemonset.wait_gone(self.api)
         self._installed = self._what = None
+        return installed is not None
 
     def changed(self) -> None:
         """The installation was changed by hand: the next test installs anew."""

@@ -9,19 +9,22 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from tests.support.markdown import blocks
+from tests.support.markdown import blocks, chapter, spans
 
 INSTALL: Final = "docs/install.md"
-UPGRADE: Final = "docs/upgrade.md"
-FROM_NVIDIA: Final = "docs/from-nvidia-plugin.md"
+UPGRADE: Final = "docs/operate.md"
+FROM_NVIDIA: Final = "docs/migrate.md"
 CLAIMS: Final = "docs/dra.md"
+
+STEPS_FROM_NVIDIA: Final = "Steps from NVIDIA's plugin, node by node"
+"""The section of FROM_NVIDIA that is played."""
 
 IMAGE: Final = "registry.example/gpu/gpuactors:0.1.0"
 """As the pages and the example call it."""
 
 PLAYED: Final[tuple[tuple[str, str], ...]] = (
     (INSTALL, "3. gpuactors"),
-    (FROM_NVIDIA, "Steps, node by node"),
+    (FROM_NVIDIA, STEPS_FROM_NVIDIA),
     (UPGRADE, "Upgrade"),
     (UPGRADE, "Roll back"),
     (UPGRADE, "Uninstall"),
@@ -44,15 +47,8 @@ ELSEWHERE: Final[Mapping[str, str]] = {
 
 
 def section(text: str, heading: str) -> str:
-    """What stands below a heading of the second level; what stands below those of the third is left out.
-
-    Raises LookupError if there is none.
-    """
-    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
-        name, _, below = part.partition("\n")
-        if name == heading:
-            return below.partition("\n### ")[0]
-    raise LookupError(f"there is no heading {heading!r}")
+    """What is directly below a heading, without what is below deeper ones. Raises LookupError if there is none."""
+    return re.split(r"^#+ ", chapter(text, heading), maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def commands(text: str) -> list[str]:
@@ -63,4 +59,4 @@ def commands(text: str) -> list[str]:
 def selecting_expressions(text: str) -> list[str]:
     """The expressions of CEL about a device in the tables of a page."""
     rows = (line for line in text.splitlines() if line.startswith("|"))
-    return [one for row in rows for one in re.findall(r"`([^`]*\bdevice\.[^`]*)`", row)]
+    return [one for row in rows for one in spans(row) if re.search(r"\bdevice\.[a-z]", one)]

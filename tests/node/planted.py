@@ -159,6 +159,13 @@ BUGS: Final = (
         "tests/node/test_domains.py -k a_domain_is_made_and",
     ),
     Planted(
+        "a claim that NVIDIA's driver had only begun is taken over",
+        "src/gpuactors/core/claims/theirs.py",
+        '    if content.get("checkpointState", _PREPARED) != _PREPARED:\n',
+        '    if content.get("checkpointState", _PREPARED) == "PrepareAborted":\n',
+        "tests/node/test_nvidias_driver.py -k what_a_killed_driver_had",
+    ),
+    Planted(
         "the reader keeps the selectors of the start",
         "src/gpuactors/host/sysfs.py",
         "        wanted = (self._selectors if selectors is None else selectors), errors\n",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, final
 
 from gpuactors_simulation.host.tenants import Tenants
-from tests.node.lane import LANE_VARIABLE
+from tests.node.lane import LANE_VARIABLE, own_cgroup, processes_below
 
 TTY_MAJOR: Final = 4
 VCS_MAJOR: Final = 7
@@ -34,8 +34,8 @@ LANE: Final = int(os.environ.get(LANE_VARIABLE) or 0)
 _DEVICES: Final = ((VCS_MAJOR, 0), (VCS_MAJOR, 64), (VCS_MAJOR, 128), (TTY_MAJOR, 0))
 """By lane, the major number and what is added to the group's: vcs, vcsu, vcsa, tty."""
 
-_POD: Final = re.compile(r"/pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:/|$)", re.MULTILINE)
-"""In /proc/PID/cgroup, with kubelet's cgroupfs driver."""
+_POD: Final = re.compile(r"/pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:/|$)")
+"""In a cgroup's path, with kubelet's cgroupfs driver."""
 
 NVIDIA_MAJOR: Final = 195
 CONTAINER: Final = (1, 3)
@@ -69,9 +69,9 @@ def _device(group: int) -> tuple[int, int]:
     return major, added + group
 
 
-_COMPONENTS: Final = frozenset(
-    {"etcd", "kube-apiserver", "kube-controller", "kube-scheduler", "kubelet", "containerd"}
-)
+_COMPONENTS: Final = frozenset({
+    "etcd", "kube-apiserver", "kube-controller", "kube-scheduler", "kubelet", "containerd", "containerd-shim",
+})  # fmt: skip
 """Of the nodes themselves, by /proc/PID/comm, which has 15 characters: hundreds of descriptors, and never a group's."""
 
 
@@ -90,49 +90,29 @@ def _link(path: str) -> str:
         return ""
 
 
-def _owner(pid: int) -> str | None:
-    """Who has what the process has open; None if it is ending: it is in no pod's cgroup any more, and its descriptors
-    are closed a moment later (kernel/cgroup/cgroup.c, proc_cgroup_show)."""
-    try:
-        with open(f"/proc/{pid}/cgroup", encoding="ascii") as file:
-            pod = _POD.search(file.read())
-        if pod is not None:
-            return f"pod {pod[1]}"
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            flags = int(file.read().rpartition(")")[2].split()[_FLAGS])
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if flags & _EXITING else f"process {pid}"
-
-
-_FLAGS: Final = 6
-"""The place of the flags after the command in /proc/PID/stat (proc_pid_stat(5), field 9)."""
-
-_EXITING: Final = 0x4
-"""PF_EXITING (include/linux/sched.h)."""
-
-
 @final
 class RealTenants(Tenants):
-    """The processes of this machine that have a group's node open."""
+    """The processes of this node that have a group's node open: those of its lane, in which this process is."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
+        self._cgroup = own_cgroup()
         self.group_of: dict[str, int] = {}
         """The group of each function."""
 
     def owners(self) -> Mapping[int, frozenset[str]]:
         """Who has each group open: `pod UID`, whichever of its processes, or `process PID`."""
         found: dict[int, set[str]] = {}
-        for pid, group in self.holders():
-            if (owner := _owner(pid)) is not None:
-                found.setdefault(group, set()).add(owner)
+        for pid, cgroup, group in self._holders():
+            pod = _POD.search(cgroup)
+            found.setdefault(group, set()).add(f"process {pid}" if pod is None else f"pod {pod[1]}")
         return {group: frozenset(owners) for group, owners in found.items()}
 
-    def holders(self) -> Iterator[tuple[int, int]]:
-        """Process and group of each descriptor of a group's node that is open on this machine."""
+    def _holders(self) -> Iterator[tuple[str, str, int]]:
+        """Process, its cgroup and group of each descriptor of a group's node that is open on this node. One that ends
+        is in its cgroup until its descriptors are closed (kernel/exit.c, do_exit)."""
         major, added = _DEVICES[LANE]
-        for pid in (name for name in os.listdir("/proc") if name.isdigit()):
+        for pid, cgroup in processes_below(self._cgroup):
             try:
                 if _command(pid) in _COMPONENTS:
                     continue
@@ -142,15 +122,15 @@ class RealTenants(Tenants):
                         number = os.stat(descriptor.path).st_rdev
                         group = os.minor(number) - added
                         if os.major(number) == major and group in GROUPS:
-                            yield int(pid), group
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                            yield pid, cgroup, group
+            except (FileNotFoundError, ProcessLookupError):
                 continue  # it ended meanwhile
 
     def holder_of(self, group: int) -> int | None:
         """The process that has a group open."""
-        if group not in GROUPS:  # nobody can, and a read of all of /proc for each would take minutes
+        if group not in GROUPS:  # nobody can, and a read of all processes for each would take minutes
             return None
-        return next((pid for pid, held in self.holders() if held == group), None)
+        return next((int(pid) for pid, _, held in self._holders() if held == group), None)
 
     def opener_of(self, address: str) -> int | None:
         """The process that has a function's group open: its devices come with it."""

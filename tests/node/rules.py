@@ -14,7 +14,7 @@ from typing import Final, final
 
 GRACE_S: Final = 8.0
 """For how long books may be unsettled: the node's status comes each second here, and the daemon reads who has which GPU
-at least each 5 s (docs/architecture.md). Not longer on a busy machine: it is what is asserted."""
+at least each 5 s (docs/dev/architecture.md). Not longer on a busy machine: it is what is asserted."""
 
 API: Final = "api"
 KUBELET: Final = "kubelet"

@@ -200,7 +200,7 @@ def test_forced_deletion(node: Node) -> None:
     group = node.host.tree.functions[gpu].group
     assert group is not None
     old = f"pod {first['metadata']['uid']}"
-    assert node.host.owners()[group] == {old}
+    eventually(lambda: node.host.owners().get(group, set()) == {old}, "vm-1 to have its GPU open")
     pods.create(node.api, pods.tenant("vm-2", {H: 1}))
     wait_insufficient(node, "vm-2")
     pods.stop(node.api, "vm-1", grace_s=0)

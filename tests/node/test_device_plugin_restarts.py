@@ -79,7 +79,7 @@ def test_kubelet_restarts_without_the_api_server(node: Node) -> None:
     with node.without("api"):
         node.restart_kubelet()
         eventually(lambda: kubelets_healthy() == gpus, "all GPUs to be Healthy again")
-        # The daemon reads who has which GPU at least each 5 s (docs/architecture.md): it has, and has kept to the file.
+        # The daemon reads who has which GPU at least each 5 s (architecture.md): it has, and has kept to the file.
         until = time.monotonic() + 6
         while time.monotonic() < until:
             assert kubelets_healthy() == gpus

@@ -90,18 +90,14 @@ class Fabric:
         path = f"{domains.DOMAINS}/{name}"
         eventually(lambda: self.api.find(path) is None, f"the end of the domain {name}")
 
-    def make(self, pod: str, uid: str, *, dies_after_s: float = 0, grace_s: int = 1, gpus: int = 0) -> None:
-        """Creates a pod with a channel of the domain `training`."""
-        workload = domains.workload(
-            pod, "training", uid, dies_after_s=dies_after_s, grace_s=grace_s, resources={H: gpus} if gpus else None
-        )  # fmt: skip
-        pods.create(self.api, workload)
+    def make(self, pod: str, uid: str, *, domain: str = "training", gpus: int = 0, **options: Any) -> None:
+        """Creates a pod with a channel of a domain. `options`: those of any workload."""
+        resources = {H: gpus} if gpus else None
+        pods.create(self.api, domains.workload(pod, domain, uid, resources=resources, **options))
 
-    def start(
-        self, pod: str, uid: str, *, dies_after_s: float = 0, grace_s: int = 1, gpus: int = 0
-    ) -> Object:
+    def start(self, pod: str, uid: str, **options: Any) -> Object:
         """Creates such a pod, and waits until it runs."""
-        self.make(pod, uid, dies_after_s=dies_after_s, grace_s=grace_s, gpus=gpus)
+        self.make(pod, uid, **options)
         return pods.wait_running(self.api, pod)
 
     # --- what is asked ----------------------------------------------------------------------------------------------

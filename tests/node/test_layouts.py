@@ -1,4 +1,4 @@
-"""One node has GPUs for containers by NVIDIA's programs and for virtual machines by gpuactors: docs/mixed-nodes.md."""
+"""One node has GPUs for containers by NVIDIA's programs and for virtual machines by gpuactors: docs/operate.md."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ def test_a_container_keeps_a_gpu_that_is_bound_to_vfio_under_it(node: Node, thei
 
 
 def test_theirs_gives_away_what_a_virtual_machine_has(node: Node, theirs: DevicePlugin) -> None:
-    """Ours has given it first. NVIDIA's plugin was not started again, and its container does not start."""
+    """Ours has given it first. NVIDIA's plugin was not started again: its container starts, and has no GPU behind the
+    node. The virtual machine keeps it."""
     node.install()
     its = node.host.plug(0x21, driver=NVIDIA)
     node.host.plug(0x23, driver=NVIDIA)
@@ -140,9 +141,7 @@ def test_theirs_gives_away_what_a_virtual_machine_has(node: Node, theirs: Device
     node.excuse("free nvidia.com/gpu is more than a new pod could have", 60.0)
     move(node, its, "vfio-pci")
     pods.start(node.api, "vm-1", {H: 1})
-    pods.create(node.api, pods.tenant("c-1", {RESOURCE: 2}))
-    eventually(lambda: "nvidia" in pods.told(pods.get(node.api, "c-1")), "a container that does not start")
-    node.said(pods.told(pods.get(node.api, "c-1")))
+    pods.start(node.api, "c-1", {RESOURCE: 2})
     explained(node, its, "default/vm-1", f"default/c-1 as {RESOURCE}")
     node.check_open("vm-1")
     pods.stop(node.api, "vm-1")
@@ -158,7 +157,7 @@ def test_claims_beside_their_device_plugin(
     claims: ClaimNode,  # noqa: F811
 ) -> None:
     """Both offer the GPU: who gives it first has it. Ours waits for a container; theirs does not see that a claim has
-    bound its GPU, and its container starts when the claim has ended."""
+    bound its GPU, and starts a container that has it once the claim has ended."""
     its = node.host.plug(0x21, driver=NVIDIA)
     theirs.start()
     claims.offered(its)
@@ -174,14 +173,13 @@ def test_claims_beside_their_device_plugin(
     node.excuse(STALE, 60.0)
     node.excuse("belongs to ['claim ", 60.0)
     node.excuse("free nvidia.com/gpu is more than a new pod could have", 60.0)
-    pods.create(node.api, pods.tenant("c-2", {RESOURCE: 1}))
-    eventually(lambda: "nvidia" in pods.told(pods.get(node.api, "c-2")), "a container that does not start")
-    node.said(pods.told(pods.get(node.api, "c-2")))
+    pods.start(node.api, "c-2", {RESOURCE: 1})
     claims.runs("vm-1", its)
     pods.stop(node.api, "vm-1")
     claims.on({its: NVIDIA})
-    pods.wait_running(node.api, "c-2", 90.0)
     claims.offered()
+    pods.stop(node.api, "c-2")
+    claims.offered(its)
 
 
 # --- NVIDIA's DRA driver ----------------------------------------------------------------------------------------------
@@ -226,12 +224,15 @@ def test_their_claims_beside_the_device_plugin(
     node.restart_kubelet()
     renew_daemon(node)
     node.settled({H: 1})
-    explained(node, its, "default/c-1")
+    explained(node, its, "bound to nvidia, which is no vfio driver", "default/c-1")
 
-    pods.stop(node.api, "c-1")
+    # Under the idle container: the GPU is still the claim's, until its pod ends.
     move(node, its, "vfio-pci")
-    node.settled({H: 2})
-    pods.start(node.api, "vm-2", {H: 1})
+    explained(node, its, "in use by the claim default/c-1-gpu-")
+    pods.create(node.api, pods.tenant("vm-2", {H: 1}))
+    wait_insufficient(node, "vm-2")
+    pods.stop(node.api, "c-1")
+    pods.wait_running(node.api, "vm-2")
     assert node.devices_of("vm-2") == {its}
     pods.stop(node.api, "vm-2")
     move(node, its, NVIDIA)
@@ -291,16 +292,13 @@ def test_two_dra_drivers_that_offer_one_gpu(node: Node, driver: NvidiasDriver, r
     pods.stop(node.api, "c-1")
     requests.runs("vm-1", its)
 
-    # NVIDIA's driver still offers it: the second container has it by the scheduler's books, and does not start.
+    # NVIDIA's driver still offers it: the second container has it by the scheduler's books, and no GPU behind the node.
     node.excuse("belongs to ['claim ", 60.0)
     requests.create("c-2", from_template("container"), command=IDLE)
-    eventually(
-        lambda: requests.told("c-2") or "nvidia" in pods.told(pods.get(node.api, "c-2")),
-        "a refusal of c-2",
-        20.0,
-    )
-    node.said(f"c-2: {requests.told('c-2')} {pods.told(pods.get(node.api, 'c-2'))}")
+    requests.comes_to("c-2", "Running")
     requests.runs("vm-1", its)
-    pods.stop(node.api, "c-2")
     pods.stop(node.api, "vm-1")
     requests.on({its: NVIDIA})
+    requests.offered()
+    pods.stop(node.api, "c-2")
+    requests.offered(its)

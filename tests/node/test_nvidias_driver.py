@@ -7,97 +7,21 @@ NVIDIA's programs are not there.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-
 import pytest
 
 from tests.node import domains, pods
-from tests.node.claims import IDLE, ClaimNode, by_address, from_template, request
+from tests.node.claims import RETRY_S, from_template
 from tests.node.cluster import eventually
 from tests.node.fake_host import NVIDIA
-from tests.node.node import Node
-from tests.node.nvidia.plugins import CONTAINERS_CLASS, VFIO_CLASS, NvidiasDriver, nvidias_driver
-from tests.node.test_domains import CDI, Around, Fabric, around  # noqa: F401
+from tests.node.nvidia.plugins import DOMAIN_DRIVER
+from tests.node.nvidia.scene import Scene, scene  # noqa: F401  # a fixture
+from tests.node.test_domains import around  # noqa: F401  # a fixture
+from tests.support.patience import patient
 
 pytestmark = [pytest.mark.nvidias_domains, pytest.mark.nvidias_plugins]
 
-CONTAINER, MACHINE, BOUND, FREE = 0x23, 0x24, 0x25, 0x26
-"""The slots of four GPUs, for a container and for virtual machines. One is on vfio-pci since boot."""
 
-
-class Scene(Fabric):
-    """A node with four GPUs, on which NVIDIA's driver can be started, and gpuactors."""
-
-    def __init__(self, node: Node, around: Around, driver: NvidiasDriver) -> None:  # noqa: F811
-        super().__init__(node, around)
-        self.theirs = driver
-        self.claims = ClaimNode(node)
-        self.container, self.machine, self.free = (
-            node.host.plug(slot, driver=NVIDIA) for slot in (CONTAINER, MACHINE, FREE)
-        )
-        self.bound = node.host.plug(BOUND)
-        by_container = by_address(self.container)
-        self.claims.template("container", request(selector=by_container, device_class=CONTAINERS_CLASS))
-        for name, gpu in {"machine": self.machine, "bound": self.bound, "free": self.free}.items():
-            self.claims.template(name, request(selector=by_address(gpu), device_class=VFIO_CLASS))
-        self.claims.template("any", request(device_class=VFIO_CLASS))
-
-    def use_all(self) -> str:
-        """A pod with each kind of claim runs: `c0` with a container's GPU, `v0` and `v1` with GPUs on vfio, `job-0`
-        with a channel. The UID of the domain."""
-        self.claims.create("c0", from_template("container"), command=IDLE)
-        self.claims.comes_to("c0", "Running")
-        self.claims.create("v0", from_template("machine"))
-        self.claims.runs("v0", self.machine)
-        self.claims.create("v1", from_template("bound"))
-        self.claims.runs("v1", self.bound)
-        uid = self.create()
-        self.start("job-0", uid, dies_after_s=60, grace_s=8)
-        return uid
-
-    def states(self) -> dict[str, str]:
-        """The state of each claim that gpuactors knows, by the claim's name."""
-        report = json.loads(self.node.daemon().run("inspect", "-o", "json"))
-        found = [*report["claims"]["claims"], *report["compute_domains"]["claims"]]
-        return {claim["name"]: claim["state"] for claim in found}
-
-    def are_taken_over(self, *names: str) -> None:
-        """Waits until gpuactors has taken over the claims of these pods, and that of the domain's daemon."""
-        mine = {self.claim_of(pod) for pod in names}
-
-        def look() -> bool:
-            states = self.states()
-            assert {states.get(name) for name in mine} == {"TakenOver"}, states
-            assert list(states.values()).count("TakenOver") == len(mine) + 1, states
-            return True
-
-        eventually(look, f"the claims of {names} taken over")
-
-    def files_of(self, uid: str) -> list[str]:
-        """The CDI files of a claim."""
-        return [path.name for path in CDI.glob(f"*{uid}*")]
-
-
-@pytest.fixture
-def scene(node: Node, around: Around) -> Iterator[Scene]:  # noqa: F811
-    """Without gpuactors, and NVIDIA's driver not started yet. At the end one of them must serve."""
-    node.uninstall()
-    around.steering.words = ""
-    with nvidias_driver(node.api, node.host) as driver:
-        around.history.begin(node.api)
-        found = Scene(node, around, driver)
-        yield found
-        node.said(f"label: {around.history.label(node.api)}\n{around.history.told(node.api)}")
-        pods.clear(node.api)
-        found.claims.forget()
-        for domain in node.api.items(domains.ALL_DOMAINS):
-            found.delete(domain["metadata"]["name"])
-        eventually(lambda: not node.api.items(domains.DAEMON_PODS), "the end of the daemons' pods")
-        node.uninstall()
-
-
-def test_it_serves_each_kind_of_claim(scene: Scene) -> None:
+def test_it_serves_each_kind_of_claim(scene: Scene) -> None:  # noqa: F811
     """NVIDIA's driver offers each free GPU under both names; the other one leaves the slice with the prepare."""
     scene.theirs.start()
     all_names = {f"gpu-{number}" for number in range(3)} | {f"gpu-vfio-{number}" for number in range(4)}
@@ -111,7 +35,7 @@ def test_it_serves_each_kind_of_claim(scene: Scene) -> None:
     assert set(scene.node.host.drivers().values()) == {NVIDIA}
 
 
-def test_a_node_is_taken_over_under_each_kind_of_claim(scene: Scene) -> None:
+def test_a_node_is_taken_over_under_each_kind_of_claim(scene: Scene) -> None:  # noqa: F811
     """Nothing is given twice, the label stays, and each device is free when its pod has ended."""
     scene.theirs.start()
     uid = scene.use_all()
@@ -147,3 +71,83 @@ def test_a_node_is_taken_over_under_each_kind_of_claim(scene: Scene) -> None:
     assert scene.values() == [uid], scene.history.told(scene.api)
     assert [pod["metadata"]["uid"] for pod in domains.daemons(scene.api, uid)] == [daemon["metadata"]["uid"]]
     scene.covered()
+
+
+def test_a_killed_driver_is_replaced_after_its_slices_are_gone(scene: Scene) -> None:  # noqa: F811
+    """Nobody unprepares meanwhile: a pod that ends keeps its GPU until gpuactors is there, and others wait."""
+    scene.theirs.start()
+    uid = scene.use_all()
+    ended = {pod: scene.claims.uid_of(pod) for pod in ("c0", "v0")}
+    scene.theirs.kill()
+    for pod in (*ended, "job-0"):
+        pods.delete(scene.api, pod, grace_s=1)
+    scene.claims.create("v2", from_template("free"))
+    eventually(lambda: scene.claims.devices_of("v2") == ["gpu-vfio-3"], "the GPU that the slices still offer")
+    # Kubelet deletes the slices of a driver that is away for 30 s.
+    eventually(lambda: not scene.theirs.offered(), "the end of the slices", patient(60.0))
+    scene.claims.create("v3", from_template("machine"))
+    scene.make("job-1", uid)
+    scene.claims.waits("v3")
+    assert all(scene.files_of(claim) for claim in ended.values())
+    scene.node.install("compute-domains")
+    for pod in (*ended, "job-0"):
+        pods.wait_phase(scene.api, pod, "gone", RETRY_S)
+    scene.claims.runs("v3", scene.machine)
+    pods.wait_running(scene.api, "job-1", RETRY_S)
+    scene.claims.runs("v1", scene.bound)
+    assert not any(map(scene.files_of, ended.values()))
+    # The scheduler has allocated it by a name of NVIDIA's, and nobody has prepared it.
+    scene.claims.nudge("v2")
+    scene.claims.says("v2", "gpu-vfio-3 is a name by NVIDIA's DRA driver")
+    pods.stop(scene.api, "v2")
+    scene.claims.create("v4", from_template("free"))
+    scene.claims.runs("v4", scene.free)
+    scene.claims.create("v5", from_template("any"))
+    scene.claims.runs("v5", scene.container)
+    assert scene.values() == [uid], scene.history.told(scene.api)
+    scene.covered()
+
+
+def test_what_a_killed_driver_had_only_begun_is_not_taken_over(scene: Scene) -> None:  # noqa: F811
+    """Its bind to vfio hangs in the kernel, and its workload waits for a daemon that is not ready. No device belongs to
+    these claims. That of GPUs has NVIDIA's names and needs another pod, that of the domain is prepared anew."""
+    scene.steering.words = "ready=no\n"
+    scene.theirs.start()
+    scene.claims.hang("vfio-pci/bind")
+    scene.claims.create("v0", from_template("machine"))
+    scene.claims.asleep(scene.machine)
+    uid = scene.create()
+    scene.make("job-0", uid)
+    daemon = eventually(lambda: running_daemon(scene, uid), "the domain's daemon")
+    assert scene.theirs.checkpointed() == {scene.claims.uid_of("v0"): "PrepareStarted"}
+    states = scene.theirs.checkpointed(DOMAIN_DRIVER)
+    assert sorted(states.values()) == ["PrepareCompleted", "PrepareStarted"], states
+    assert states[scene.claims.uid_of("job-0", "channel")] == "PrepareStarted", states
+    scene.theirs.domains.kill()
+    scene.theirs.gpus.begin_kill()
+
+    scene.node.install("compute-domains")
+    states_here = scene.states()
+    assert list(states_here.values()) == ["TakenOver"], states_here
+    scene.claims.nudge("v0")
+    scene.claims.says("v0", "gpu-vfio-1 is a name by NVIDIA's DRA driver")
+    pods.stop(scene.api, "v0")
+    scene.claims.create("v1", from_template("machine"))
+    eventually(lambda: scene.claims.devices_of("v1"), "the allocation of v1")
+    scene.claims.go_on()
+    scene.theirs.gpus.kill()
+    scene.claims.runs("v1", scene.machine)
+
+    scene.claims.nudge("job-0")
+    eventually(lambda: "does not say yet" in scene.waits_for("job-0"), "the claim's wait for the daemon")
+    scene.steering.steer(uid, "ready=yes\n")
+    pods.wait_running(scene.api, "job-0", RETRY_S)
+    assert scene.values() == [uid], scene.history.told(scene.api)
+    assert [pod["metadata"]["uid"] for pod in domains.daemons(scene.api, uid)] == [daemon]
+    scene.covered()
+
+
+def running_daemon(scene: Scene, uid: str) -> str:  # noqa: F811
+    """The UID of the domain's daemon once its container runs; empty before."""
+    found = [pod for pod in domains.daemons(scene.api, uid) if pods.phase(pod) == "Running"]
+    return str(found[0]["metadata"]["uid"]) if found else ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -17,6 +20,7 @@ from typing import Any, Final
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpuactors.kube.config import SERVICE_ACCOUNT
 from tests.deploy.manifests import DEPLOY, ROOT
 from tests.node import daemonset, pods
 from tests.node.cluster import DEVICE_PLUGINS, Api, Object, eventually, kubectl, kubelet_dir
@@ -25,6 +29,7 @@ from tests.node.fake_host import A100, A100_RESOURCE, H100_RESOURCE, HOST
 from tests.node.node import Node
 from tests.node.rights import CLAIMS_OF, IDLE, events_of, get, open_group
 from tests.node.test_device_plugin_restarts import readiness
+from tests.observe.documented_events import EVENTS
 from tests.support.patience import patient
 
 H: Final = H100_RESOURCE
@@ -243,6 +248,71 @@ def test_inspect_and_explain_in_the_pod(node: Node) -> None:
     node.settled({H: 1, A100_RESOURCE: 1})
 
 
+def test_the_archive_for_a_report(node: Node, tmp_path: Path) -> None:
+    """The command of docs/troubleshoot.md. The image has no tar. The token is that of the pod, which the doctor has
+    used."""
+    gpu = node.host.plug(0x21)
+    node.settled({H: 1})
+    inside = ("kubectl", "exec", "-n", NAMESPACE, node.daemon().name, "--")
+    token = f"print(open({str(SERVICE_ACCOUNT / 'token')!r}).read())"
+    secret = subprocess.run((*inside, "python3", "-c", token), capture_output=True, check=True).stdout.strip()
+    done = subprocess.run(
+        (*inside, "gpuactors", "bundle"), capture_output=True, check=False, timeout=patient(60)
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(done.stdout))) as tar:
+        tar.extractall(tmp_path, filter="data")
+    (directory,) = tmp_path.iterdir()
+    assert directory.name == f"gpuactors-{node.name}"
+    files = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
+    assert [name for name in files if name.endswith(".error")] == [], done.stderr.decode()
+    assert all(name in done.stderr.decode() for name in files)
+    assert gpu in files["inspect.txt"].read_text()
+    findings = {one["check"]: one["level"] for one in _findings(files["doctor.json"].read_text())}
+    assert findings["ApiServer"] == "PASS"
+    assert len(secret) > 100
+    assert [name for name, path in files.items() if secret in path.read_bytes()] == []
+    words = (sys.executable, "-m", "gpuactors", "replay", str(directory))
+    replayed = subprocess.run(words, capture_output=True, text=True, timeout=patient(60), check=False)
+    assert gpu in replayed.stdout, replayed.stderr
+
+
+def test_the_view_of_the_cluster(node: Node) -> None:
+    """kubectl finds the plugin on PATH by its name."""
+    well, held = node.host.plug(0x21), node.host.plug(0x22)
+    node.settled({H: 2})
+    pods.start(node.api, "vm-1", {H: 1})
+    with open_group(0x22 if node.devices_of("vm-1") == {well} else 0x21) as pid:
+        words = f"process {pid} "
+
+        def look() -> str:
+            found = _of_cluster("inspect")
+            return found if words in found else ""
+
+        shown = eventually(look, "the holder")
+        row = shown.splitlines()[1].split()
+        assert row[:5] == [node.name, "2", "1", "1", "0"]
+        assert words in _of_cluster("doctor")
+        told = _of_cluster("explain", f"{pods.NAMESPACE}/vm-1")
+        assert told.startswith(f"Node {node.name}\n")
+        assert ({well, held} & node.devices_of("vm-1")).pop() in told
+        (one,) = json.loads(_of_cluster("inspect", node.name, "-o", "json"))
+        assert [device["needs_hand"] for device in one["answer"]["devices"]].count(True) == 1
+        node.said(f"kubectl gpuactors inspect:\n{shown}")
+    node.settled({H: 2})
+
+
+def _of_cluster(*words: str) -> str:
+    """What `kubectl gpuactors` prints: doctor ends with 1 where it finds something."""
+    path = f"{DEPLOY / 'kubectl'}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ("kubectl", "gpuactors", *words), env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=patient(60), check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
 # --- node features ----------------------------------------------------------------------------------------------------
 
 
@@ -284,10 +354,7 @@ def test_log_of_a_calm_life(node: Node) -> None:
     node.host.unplug(gpu)
     node.settled({})
     lines = node.daemon().log()
-    documented = set(
-        re.findall(r"^\| `([a-z_.]+)` \|", (ROOT / "docs/log-events.md").read_text(), re.MULTILINE)
-    )
-    assert {line["event"] for line in lines} <= documented
+    assert {line["event"] for line in lines} <= {*EVENTS}
     assert {"resource.appeared", "device.changed", "plugin.registered"} <= {line["event"] for line in lines}
     for line in lines:
         assert line["node"] == node.name, line

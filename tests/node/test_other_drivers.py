@@ -32,7 +32,7 @@ def test_a_gpu_of_another_drivers_claim_is_given_to_no_pod(node: Node) -> None:
         pods.create(node.api, pods.tenant("c-1", claims=[entry], command=IDLE))
         pods.wait_running(node.api, "c-1")
         node.settled({H: 1}, {H: 2})
-        # Its file has the claim's UID; kubelet is asked for the name within 10 s (docs/adr/0017).
+        # Its file has the claim's UID; kubelet is asked for the name within 10 s (docs/dev/adr/0017).
         words = "in use by the claim default/theirs of pod default/c-1"
         eventually(lambda: words in daemon.run("explain", its, check=False), f"{words!r} of {its}")
         pods.start(node.api, "vm-1", {H: 1})

@@ -1,9 +1,10 @@
 """A node that is taken over from NVIDIA's DRA driver while its claims are in use, and given back; with NVIDIA's own
 controller and daemon.
 
-NVIDIA's kubelet plugin needs a GPU, so what it leaves is made by hand: gpuactors prepares the claims, is stopped, and
+NVIDIA's kubelet plugin is not needed, as what it leaves is made by hand: gpuactors prepares the claims, is stopped, and
 its files are made into those that NVIDIA's plugin would have left (`tests/support/nvidia_checkpoint.py`). Kubelet, the
 API server, the pods and the domain know no difference: devices, CDI ids and label are the same.
+`test_nvidias_driver.py` plays it with NVIDIA's own.
 
 A daemon that takes NVIDIA's checkpoint for a corrupt one of its own, or removes the label as stale, fails the first.
 """
@@ -14,12 +15,11 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.node import daemonset, domains, pods
-from tests.node.cluster import eventually, kubectl, kubelet_dir, node_name
+from tests.node.cluster import CLAIMS, eventually, kubectl, kubelet_dir
 from tests.node.test_domains import (
     CDI,
     Fabric,
@@ -51,17 +51,16 @@ def without_daemon(found: Fabric) -> Iterator[Path]:
     eventually(lambda: found.node.daemon().uid != before.uid, "another pod of gpuactors")
 
 
-def as_nvidias(directory: Path) -> bytes:
+def as_nvidias(found: Fabric, directory: Path) -> bytes:
     """The state of gpuactors made into that of NVIDIA's plugin: the content of its checkpoint."""
     stored = json.loads((directory / OURS).read_text())["checkpoint"]
-    made = dict[str, Any]()
-    for uid, entry in stored["claims"].items():
-        (device,) = entry["domain"]["devices"]
-        kind = nvidia.channel if device == "channel-0" else nvidia.daemon
-        made[uid] = nvidia.prepared(
-            domains.DRIVER, node_name(), kind(uid, node_name()), domain=entry["domain"]["uid"]
-        )
-    content = nvidia.their_checkpoint(stored["bootId"], made)
+    claims = [
+        {"claim": claim, "state": nvidia.COMPLETED}
+        for claim in found.api.items(CLAIMS)
+        if claim["metadata"]["uid"] in stored["claims"]
+    ]
+    assert len(claims) == len(stored["claims"])
+    content = nvidia.written(domains.DRIVER, stored["bootId"], claims, {})
     (directory / OURS).unlink()
     (directory / THEIRS).write_bytes(content)
     for path in CDI.glob(f"k8s.{domains.DRIVER}-claim_*.json"):
@@ -89,7 +88,7 @@ def test_a_node_is_taken_over_under_its_pods(fabric: Fabric) -> None:  # noqa: F
     old = str(fabric.api.get(f"{domains.TENANTS_CLAIMS}/{claim}")["metadata"]["uid"])
     (daemon,) = domains.daemons(fabric.api, uid)
     with without_daemon(fabric) as directory:
-        content = as_nvidias(directory)
+        content = as_nvidias(fabric, directory)
         assert files_of(old) == [f"k8s.{domains.DRIVER}-claim_{old}.yaml"]
     eventually(
         lambda: states(fabric).get(claim) == "TakenOver",
@@ -117,7 +116,7 @@ def test_a_node_that_was_taken_over_is_taken_over_once(fabric: Fabric) -> None: 
     fabric.start("job-0", uid)
     claim = fabric.claim_of("job-0")
     with without_daemon(fabric) as directory:
-        as_nvidias(directory)
+        as_nvidias(fabric, directory)
     eventually(lambda: states(fabric).get(claim) == "TakenOver", "the claim taken over")
     pods.stop(fabric.api, "job-0")
     eventually(lambda: states(fabric).get(claim) == "Unprepared", "the end of the claim")

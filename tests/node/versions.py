@@ -1,6 +1,6 @@
 """What differs between the Kubernetes releases that the suite runs on: one table, by what the API server says it is.
 
-What is here has been seen on the original; 1.37 is by its sources alone (docs/compatibility.md). A release that is not
+What is here has been seen on the original; 1.37 is by its sources alone (docs/reference.md). A release that is not
 in the table is taken for the newest before it.
 """
 

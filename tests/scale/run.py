@@ -1,4 +1,4 @@
-"""`./do scale`: what a cluster's daemons ask of the API server, as the tables of docs/scale.md.
+"""`./do scale`: what a cluster's daemons ask of the API server, as the tables of docs/dev/scale.md.
 
 Two parts. Thousands of nodes against the simulated API server in virtual time; then, where there is a node kit and the
 user is root, a real etcd and API server in namespaces of their own, which end with the run. Nothing is judged here: the

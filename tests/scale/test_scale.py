@@ -1,6 +1,6 @@
 """What each node asks of the API server, and that nodes do not ask at one moment: on the mock clock, with some nodes.
 
-`./do scale` makes the tables of docs/scale.md with thousands.
+`./do scale` makes the tables of docs/dev/scale.md with thousands.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from tests.node import domains, pods
-from tests.node.claims import ClaimNode, by_id, daemon_process, from_template, kill, request
-from tests.node.cluster import eventually
+from tests.node.claims import ClaimNode, by_id, daemon_process, from_template, kill, refusals, request
+from tests.node.cluster import EVENTS, eventually
 from tests.node.daemonset import IMAGE, OTHER_IMAGE
 from tests.node.fake_host import A100, H100, H100_RESOURCE, NVIDIA, address
 from tests.node.node import NO_PLUGIN_S, Node
@@ -86,6 +86,10 @@ class Player:
         self._domain = ""
         self._excused: dict[str, float] = {}
         self._no_plugin_s = 0.0
+        self._late_until = 0.0
+        """Until then a restart of the API server may delay what controllers and kubelet do."""
+        self._refused: set[str] = set()
+        """The claims that the API server has refused to kubelet itself, by its events."""
         self.waited_for = ""
         """What the pods were last not at rest for."""
 
@@ -190,7 +194,9 @@ class Player:
             one for one in self.running()
             if (pods.get(self.api, one.name) or {}).get("metadata", {}).get("uid") in uids
         )  # fmt: skip
-        self.excuse(f"{card.name} of a pod is not in kubelet's list", PULLED_S)
+        # It is Unhealthy until its pod is gone, and so lacks in the free count: that pod has no GPU any more.
+        for words in (f"{card.name} of a pod is not in kubelet's list", f"free {H} is "):
+            self.excuse(words, PULLED_S)
         self._excuse_late()  # a claim that waits may be given this card and another one: kubelet asks again later
         self.node.host.unplug(card.name)
         self._end(tenant)
@@ -208,6 +214,7 @@ class Player:
         if component == "kubelet":
             self._excuse_no_plugin()
         else:
+            self._late_until = time.monotonic() + seconds + LATE_S
             self._excuse_late()
             self.excuse(" of a pod is offered to claims", UNPUBLISHED_S)
         with self.node.without(component):
@@ -239,6 +246,14 @@ class Player:
     def _excuse_late(self) -> None:
         for words in LATE:
             self.excuse(words, LATE_S)
+
+    def _excuse_refused(self) -> None:
+        """Kubelet was refused a claim that the API server's node authorizer did not know yet: it asks again later, and
+        only then the daemon hears of the claim."""
+        refused = set(refusals(self.api.items(EVENTS)))
+        if refused - self._refused:
+            self._excuse_late()
+        self._refused |= refused
 
     def _excuse_no_plugin(self) -> None:
         self._no_plugin_s += NO_PLUGIN_S
@@ -295,6 +310,7 @@ class Player:
         self.node.settled(within_s=patient(60.0))
         self.claims.consistent()
         eventually(self._have_own_cards, "each pod to have its own cards open")
+        self._excuse_refused()
         self.node.check_always()
         there = [one for one in self.tenants.values() if not one.is_over]
         failed = [f"{one.name}: {one.said}" for one in there if one.state == FAILED]
@@ -302,6 +318,8 @@ class Player:
         self.node.forget()
         self._excused.clear()
         self._no_plugin_s = 0.0
+        if time.monotonic() < self._late_until:  # also claims of ended pods are deleted that much later
+            self._excuse_late()
 
     def _have_own_cards(self) -> bool:
         open_by: dict[str, int] = {}

@@ -1,9 +1,9 @@
 """NVIDIA's driver as its programs find it on the fake host: a root with a mock of NVML that says what sysfs says.
 
 NVML and sysfs are two sources, and a driver that finds a GPU in both on vfio would offer it twice. The mock shows the
-GPU with index N while `/dev/nvidiaN` is there, which the fake host makes and removes as NVIDIA's driver does; only when
-no such node is there it shows all. A GPU that is on no driver of NVIDIA's yet is listed with the number that the host
-would give it.
+GPU with index N while `/dev/nvidiaN` is there, which the fake host therefore removes where a GPU leaves the driver;
+only when no such node is there it shows all. A GPU that is on no driver of NVIDIA's yet is listed with the number that
+the host would give it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def driver_root(host: FakeHost) -> Iterator[Mapping[str, str]]:
         capability.write_text(f"DeviceFileMinor: {MGMT_MINOR}\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
         for name in ("nvidia-imex", "nvidia-imex-ctl"):
             shutil.copy(Path(os.environ["K8S_DIR"], "domains/fakes", name), program.parent)
-        # Nobody removes a GPU's node where it leaves the driver: nvidia-modprobe makes it, and not the kernel.
+        # nvidia-modprobe makes a GPU's node, and nothing removes it where the GPU leaves the driver.
         nodes = _NODES | {f"nvidia{number}": (NVIDIA_MAJOR, number) for number in range(MOST_GPUS)}
         (ROOT / "dev").mkdir()
         for name, numbers in nodes.items():
@@ -82,13 +82,7 @@ def driver_root(host: FakeHost) -> Iterator[Mapping[str, str]]:
 
 
 def refresh(host: FakeHost) -> None:
-    """Writes down the GPUs that are plugged, for programs that start from now on. Removes the nodes of a host that was
-    there before."""
-    with host.lock:
-        mine = {f"nvidia{number}" for number in host.kernel.minors.values()}
-        for path in Path("/dev").glob("nvidia[0-9]*"):
-            if path.name not in mine:
-                path.unlink()
+    """Writes down the GPUs that are plugged, for programs that start from now on."""
     CONFIG.write_text(yaml.safe_dump(mock_config(host)))
 
 

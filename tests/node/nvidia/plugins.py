@@ -6,6 +6,7 @@ read by these very names, and what it starts on the host it starts by chroot. Ev
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -41,6 +42,7 @@ VFIO_CLASS: Final = "nvidias-vfio"
 
 _SELECTED: Final = {CONTAINERS_CLASS: "gpu", VFIO_CLASS: "vfio"}
 
+ARGUMENTS: Final = ("-v", "6")
 REGISTERED: Final = "plugin_registered:true"
 """Each says so at this verbosity when kubelet has accepted it."""
 
@@ -131,6 +133,11 @@ class Plugin:
         """SIGKILL: its sockets stay."""
         self.stop(signal.SIGKILL)
 
+    def begin_kill(self) -> None:
+        """SIGKILL, which takes effect when the kernel has done what a thread of it waits for; `kill` waits for that."""
+        assert self._process is not None, f"{self.program} does not run"
+        self._process.kill()
+
 
 @final
 class NvidiasDriver:
@@ -153,7 +160,7 @@ class NvidiasDriver:
         """Starts both plugins, or these; waits until kubelet has them and their slices are there."""
         refresh(self._host)
         for plugin in plugins or (self.gpus, self.domains):
-            plugin.start("-v", "6")
+            plugin.start(*ARGUMENTS)
         for plugin in plugins or (self.gpus, self.domains):
             plugin.wait_said(REGISTERED)
             self._wait_offered(DRIVER_OF[plugin.program])
@@ -183,6 +190,11 @@ class NvidiasDriver:
     def directory(self, driver: str = GPU_DRIVER) -> Path:
         """Where a plugin keeps its state."""
         return kubelet_dir() / "plugins" / driver
+
+    def checkpointed(self, driver: str = GPU_DRIVER) -> Mapping[str, str]:
+        """The state of each claim in a plugin's checkpoint, by UID: `PrepareStarted`, `PrepareCompleted`."""
+        content = json.loads((self.directory(driver) / "checkpoint.json").read_text())
+        return {uid: str(c["checkpointState"]) for uid, c in content["v2"].get("preparedClaims", {}).items()}
 
 
 @contextmanager

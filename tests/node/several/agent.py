@@ -19,8 +19,9 @@ from typing import Any, Final, final
 from tests.node import claims, domains, tasks
 from tests.node.cluster import component
 from tests.node.daemonset import IMAGE, OTHER_IMAGE
-from tests.node.fake_host import BACKING, FakeHost, opened_host
+from tests.node.fake_host import BACKING, H100_RESOURCE, FakeHost, opened_host
 from tests.node.images import add_image
+from tests.node.reader import NvidiasPlugin
 from tests.node.run import IMAGE_VARIABLE, NO_DOMAINS
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -36,6 +37,7 @@ class Agent:
         self._steering = steering
         self._boot = boot
         self._plugged: set[int] = set()
+        self._older: NvidiasPlugin | None = None
 
     # --- the host -----------------------------------------------------------------------------------------------------
 
@@ -56,6 +58,20 @@ class Agent:
     def open_groups(self, pod: str) -> list[int]:
         """The groups that a pod, by its UID, has open."""
         return sorted(group for group, who in self._host.owners().items() if f"pod {pod}" in who)
+
+    def serve_by_nvidias_plugin(self) -> None:
+        """NVIDIA's plugin for KubeVirt serves the GPUs of the node."""
+        self._older = NvidiasPlugin(H100_RESOURCE, self._host.group_of)
+        self._older.serve(*self._host.gpus())
+
+    def end_nvidias_plugin(self) -> bool:
+        """It ends: whether kubelet still had its stream open. False where it had ended before."""
+        older, self._older = self._older, None
+        if older is None:
+            return False
+        had = not older.cut_off.is_set()
+        older.stop()
+        return had
 
     # --- what runs ----------------------------------------------------------------------------------------------------
 

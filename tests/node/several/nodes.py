@@ -43,6 +43,7 @@ class Nodes:
         self.api = Api()
         self.history = History()
         self.members: list[Member] = []
+        self.installed = daemonset.Installed(())
         self._spare = lanes[-1]
         self._stack = stack
         for lane in lanes[:-1]:  # all at once: each imports its images
@@ -68,9 +69,19 @@ class Nodes:
 
     def install(self) -> daemonset.Installed:
         """gpuactors on each, with GPUs by the device plugin, by claims, and domains. Waits until all are ready."""
-        installed = daemonset.install("compute-domains")
+        self.installed = daemonset.install("compute-domains")
         self.ready()
-        return installed
+        return self.installed
+
+    @contextmanager
+    def without_gpuactors(self) -> Iterator[None]:
+        """It is on no node while the context is open, and on each afterwards."""
+        daemonset.uninstall(self.installed)
+        daemonset.wait_gone(self.api)
+        try:
+            yield
+        finally:
+            self.install()
 
     def ready(self) -> None:
         """Waits until gpuactors is ready on each."""
@@ -131,12 +142,11 @@ class Nodes:
         about = [e["involvedObject"] for e in events if domains.NOT_SEEN_YET in e["message"]]
         return sorted(pod["name"] for pod in about if pod["uid"] in ours)
 
-    def waited_for_another(self) -> frozenset[str]:
-        """The claims of workloads that have waited for another one to be released, by what gpuactors says."""
+    def waited_for_another(self, of: Member) -> frozenset[str]:
+        """The claims of a node's workloads that have waited for another one to be released, by what gpuactors says."""
         return frozenset(
             str(line["claim"])
-            for one in self.members
-            for line in self.daemon(one).log()
+            for line in self.daemon(of).log()
             if line["event"] == "claim.waiting" and "belongs to the claim" in str(line["reason"])
         )
 

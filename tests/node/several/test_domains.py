@@ -192,14 +192,15 @@ def test_a_domain_is_deleted_while_two_nodes_have_workloads(nodes: Nodes) -> Non
 @pytest.mark.timeout(patient(240.0 + 20.0 * ROUNDS))
 def test_pods_are_replaced_by_force_on_all_nodes_at_once(nodes: Nodes) -> None:
     """NVIDIA issue 641, on each node: the new claim is prepared before the old one is unprepared."""
-    uid, earlier = nodes.create(), nodes.waited_for_another()
+    uid, earlier = nodes.create(), nodes.on_each(nodes.waited_for_another)
     nodes.start_on_each("job-0", uid, dies_after_s=60)
     before = nodes.daemons(uid)
     took = [replaced(nodes, uid, number) for number in range(ROUNDS)]
     nodes.said(f"{ROUNDS} rounds on {len(nodes.members)} nodes: {took} s; refused: {nodes.refused()}")
-    waited = nodes.waited_for_another() - earlier
-    nodes.said(f"{len(waited)} of {ROUNDS * len(nodes.members)} new claims came before the old one's end")
-    assert waited, "no new prepare came before the old unprepare"
+    now = nodes.on_each(nodes.waited_for_another)
+    waited = [len(claims - others) for claims, others in zip(now, earlier, strict=True)]
+    nodes.said(f"of {ROUNDS} new claims of each node {waited} came before the old one's end")
+    assert all(waited), "on a node no new prepare came before the old unprepare"
     assert nodes.daemons(uid) == before
     nodes.kept_label(uid)
 

@@ -12,7 +12,7 @@ import yaml
 
 from tests.node import daemonset, pods
 from tests.node.claims import EXAMPLES, from_template, request
-from tests.node.cluster import CLASSES, SLICES, Api, eventually
+from tests.node.cluster import CLASSES, EVENTS, SLICES, Api, eventually
 from tests.node.daemonset import IMAGE, OTHER_IMAGE
 from tests.node.several.member import Member
 from tests.node.several.nodes import ROLLED_OUT_S, H, Nodes
@@ -170,3 +170,7 @@ def test_pods_with_gpus_all_the_time_of_a_rolling_update(nodes: Nodes) -> None:
         lines = nodes.daemon(one).log()
         refused = [line for line in lines if line["event"] in ("call.refused", "claim.refused")]
         assert not refused, refused
+    # What the daemons before these have refused: their logs are gone.
+    events = (e for e in nodes.api.items(EVENTS) if e["involvedObject"]["name"].startswith("vm-"))
+    told = [e["message"] for e in events if "rpc error" in e["message"]]
+    assert not told, told

@@ -1,4 +1,4 @@
-"""What the bench makes of its samples: spreads, ratios, and the tables of docs/performance.md."""
+"""What the bench makes of its samples: spreads, ratios, and the tables of docs/dev/performance.md."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def test_text_and_page_name_every_party() -> None:
 
 
 def test_each_dependency_whose_import_is_measured_is_a_requirement() -> None:
-    """A run ends where one cannot be imported."""
+    """A run ends where one cannot be imported. urwid is imported on a terminal alone."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}  # type: ignore[index]
     of_module = metadata.packages_distributions()
     measured = {name for module in start.DEPENDENCIES for name in of_module[module.partition(".")[0]]}
     measured = {name.lower().replace("_", "-") for name in measured}
-    assert measured == required
+    assert measured == required - {"urwid"}

@@ -169,7 +169,7 @@ def as_text(document: Mapping[str, Any]) -> str:
 
 
 def as_markdown(document: Mapping[str, Any]) -> str:
-    """The rows of the first daemon for docs/performance.md, a table for each part."""
+    """The rows of the first daemon for docs/dev/performance.md, a table for each part."""
     subject, *others = document["subjects"]
     columns = ["What", "n", *others, f"**{subject}**", "p99", "Floor", "Times the floor"]
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Writes the table of docs/performance.md from a bench.json: `just bench-table FILE`."""
+"""Writes the table of docs/dev/performance.md from a bench.json: `just bench-table FILE`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from tests.bench.figures import as_markdown
 from tests.bench.parties import ROOT
 
-PAGE: Final = ROOT / "docs" / "performance.md"
+PAGE: Final = ROOT / "docs" / "dev" / "performance.md"
 BEGIN: Final = "<!-- figures: written by `just bench-table` -->\n"
 END: Final = "<!-- end of the figures -->\n"
 

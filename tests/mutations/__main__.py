@@ -32,6 +32,7 @@ from tests.mutations.mutations import MUTATIONS, Mutation
 from tests.mutations.others import OTHERS
 from tests.mutations.partitions import PARTITIONS
 from tests.mutations.parts import PARTS
+from tests.mutations.pending import PENDING
 from tests.mutations.reload import RELOAD
 from tests.mutations.sets import SETS
 from tests.mutations.specs import SPECS
@@ -46,6 +47,7 @@ ALL: Final = (
     *OTHERS,
     *DOMAINS,
     *DRIFT,
+    *PENDING,
     *PARTS,
     *RELOAD,
     *SETS,

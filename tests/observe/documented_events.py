@@ -1,4 +1,4 @@
-"""The log events as docs/log-events.md declares them: the document is the one declaration.
+"""The log events as docs/reference.md#log-events declares them: the document is the one declaration.
 
 `test_log_events.py` compares it with the calls in the source, and `test_documents.py` looks up the names that other
 documents have.
@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_TEXT: Final = (Path(__file__).parents[2] / "docs" / "log-events.md").read_text(encoding="utf-8")
+from tests.support.markdown import chapter
+
+_PAGE: Final = Path(__file__).parents[2] / "docs/reference.md"
+TEXT: Final = chapter(_PAGE.read_text(encoding="utf-8"), "Log events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,8 @@ def _names(cell: str) -> tuple[str, ...]:
 
 EVENTS: Final[Mapping[str, LogEvent]] = {
     name.strip("`"): LogEvent(_names(levels), _names(fields), when, remedy)
-    for name, levels, fields, when, remedy in rows(_TEXT, 5)
+    for name, levels, fields, when, remedy in rows(TEXT, 5)
 }
 
-FIELDS: Final[Mapping[str, str]] = {name.strip("`"): meaning for name, meaning in rows(_TEXT, 2)}
+FIELDS: Final[Mapping[str, str]] = {name.strip("`"): meaning for name, meaning in rows(TEXT, 2)}
 """What the fields mean that more than one event has, or that do not speak for themselves."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuactors.observe.log import LIBRARY_EVENT
-from tests.observe.documented_events import EVENTS, FIELDS, rows
+from tests.observe.documented_events import EVENTS, FIELDS, TEXT, rows
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -261,8 +261,7 @@ def test_the_calls_are_understood() -> None:
 
 
 def test_every_row_of_the_document_is_read() -> None:
-    text = (ROOT / "docs" / "log-events.md").read_text(encoding="utf-8")
-    assert len(re.findall(r"^\| `", text, re.MULTILINE)) == len(EVENTS) + len(FIELDS), (
+    assert len(re.findall(r"^\| `", TEXT, re.MULTILINE)) == len(EVENTS) + len(FIELDS), (
         "a row lacks a cell, or is twice"
     )
     assert list(rows("| `a.b` | info |  | It is. | Nothing. |\n| `a` | b |", 5)) == [

@@ -365,6 +365,7 @@ def _device(
         "listed": not reason.startswith("bound to"),
         "health": health,
         "cause": cause,
+        "needs_hand": health == "Unhealthy" and not reason.startswith("bound to"),
         "reason": reason,
         "owner": None,
         "holders": [],

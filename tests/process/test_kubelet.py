@@ -5,7 +5,6 @@ Registered means one open ListAndWatch stream: `Node.wait_device_lists` waits fo
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import pytest
 
 from tests.process.daemon import DaemonProcess, eventually
 from tests.process.node import A100, H100, HEALTHY, UNHEALTHY, Node, address, open_node, remove_sockets
+from tests.support import directories
 from tests.support.kubelet_grpcio import EndpointStopped
 
 GPU, SECOND, OTHER = address(0x23), address(0x24), address(0x31)
@@ -190,7 +190,7 @@ def test_the_socket_directory_is_removed_and_made_again() -> None:
         kubelet = node.kubelet
         mark = daemon.mark()
         kubelet.stop()
-        shutil.rmtree(kubelet.socket_dir)
+        directories.remove(kubelet.socket_dir)
         daemon.wait_event("kubelet.gone", after=mark)
         kubelet.start()
         node.wait_device_lists(device_lists)

@@ -7,7 +7,6 @@ cause is gone the resource registers by itself.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import pytest
 
 from tests.process.daemon import eventually
 from tests.process.node import A100, H100, HEALTHY, K40S, address, open_node, refusal
+from tests.support import directories
 from tests.support.device_plugin_grpcio import message, stub
 from tests.support.mounts import mount, tmpfs
 from tests.support.tiny_plugin import TinyPlugin
@@ -84,7 +84,7 @@ def test_two_daemons_with_different_state_directories_find_each_other(deleted: b
         with node.daemon() as first:
             node.wait_device_lists(device_lists)
             if deleted:
-                shutil.rmtree(node.directory / "s")
+                directories.remove(node.directory / "s")
             other = node.directory / ("s" if deleted else "s2")
             with node.daemon(f"--uevents=unix:{node.directory / 'u2'}", f"--state-dir={other}") as second:
                 second.wait_event("daemon.serving", predecessor=f"process {first.pid} has handed over")

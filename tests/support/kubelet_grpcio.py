@@ -15,9 +15,8 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -96,7 +95,6 @@ class _State:
     endpoints: dict[str, _Client] = field(default_factory=dict)
     """Whom Allocate asks: the client that connected last."""
     dialled: list[_Client] = field(default_factory=list)
-    in_flight: list[tuple[str, frozenset[str]]] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
     stream_ends: list[StreamEnd] = field(default_factory=list)
     registrations: list[Registration] = field(default_factory=list)
@@ -306,7 +304,8 @@ class KubeletStandIn:
 
     @property
     def panics(self) -> tuple[str, ...]:
-        """Moments at which kubelet 1.36 would have died: a device that left the list while a call picked it."""
+        """Moments at which kubelet 1.36 would have died: a device was allocated that had left the list by then. A
+        refusal does not read the list (allocateContainerResources, devicemanager/manager.go)."""
         with self._changed:
             return tuple(self._state.panics)
 
@@ -337,10 +336,16 @@ class KubeletStandIn:
         request = message("AllocateRequest")(
             container_requests=[message("ContainerAllocateRequest")(devices_ids=list(ids))]
         )
-        with self._call(resource, ids) as client:
-            answer = client.methods["Allocate"](request, timeout=timeout_s)
+        client = self._endpoint(resource)
+        picked = self._listed_of(resource, ids)
+        answer = client.methods["Allocate"](request, timeout=timeout_s)
         if not answer.container_responses:
             raise EmptyAnswer("no containers return in allocation response ")  # and what was answered
+        with self._changed:
+            gone = sorted(picked - self._listed_of(resource, ids))
+            self._state.panics += [
+                f"{resource}: {device} left the list during its Allocate" for device in gone
+            ]
         container = answer.container_responses[0]
         if pod is not None:
             with self._changed:
@@ -417,15 +422,13 @@ class KubeletStandIn:
             available_deviceIDs=list(available), must_include_deviceIDs=list(must), allocation_size=n
         )
         request = message("PreferredAllocationRequest")(container_requests=[container])
-        with self._call(resource, available) as client:
-            answer = client.methods["GetPreferredAllocation"](request, timeout=timeout_s)
+        answer = self._endpoint(resource).methods["GetPreferredAllocation"](request, timeout=timeout_s)
         return tuple(device for response in answer.container_responses for device in response.deviceIDs)
 
     def prestart(self, resource: str, ids: Collection[str], *, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """PreStartContainer. Raises as `allocate`."""
         request = message("PreStartContainerRequest")(devices_ids=list(ids))
-        with self._call(resource, ()) as client:
-            client.methods["PreStartContainer"](request, timeout=timeout_s)
+        self._endpoint(resource).methods["PreStartContainer"](request, timeout=timeout_s)
 
     def cut_stream(self, resource: str) -> None:
         """End the current ListAndWatch stream of a resource from kubelet's side. Raises EndpointStopped."""
@@ -460,17 +463,10 @@ class KubeletStandIn:
         with self._changed:
             self._state.failures += [(code, details)] * times
 
-    @contextmanager
-    def _call(self, resource: str, ids: Collection[str]) -> Iterator[_Client]:
-        client = self._endpoint(resource)
-        entry = (resource, frozenset(ids))
+    def _listed_of(self, resource: str, ids: Collection[str]) -> set[str]:
+        """Those of the devices that are in the list now. A test may allocate others, which kubelet would not."""
         with self._changed:
-            self._state.in_flight.append(entry)
-        try:
-            yield client
-        finally:
-            with self._changed:
-                self._state.in_flight.remove(entry)
+            return set(ids) & self._state.devices.get(resource, {}).keys()
 
     def _endpoint(self, resource: str) -> _Client:
         with self._changed:
@@ -631,13 +627,6 @@ class KubeletStandIn:
         )
         with self._changed:
             listed = {device.id: device.health for device in devices}
-            for resource, ids in self._state.in_flight:
-                before = self._state.devices.get(resource, {}).keys()
-                if resource == client.resource and (ids & before) - listed.keys():
-                    gone = ", ".join(sorted((ids & before) - listed.keys()))
-                    self._state.panics.append(
-                        f"{resource}: {gone} left the list during a call that picked it"
-                    )
             self._state.frames.append(Frame(client.resource, at_ns, devices, client.number))
             self._state.devices[client.resource] = listed
             self._state.numa_nodes[client.resource] = {

@@ -1,4 +1,4 @@
-"""Write down what was seen: the tables of `docs/virtual-machine.md`, from the `result.json` of each scenario's last run
+"""What was seen: the tables of `docs/dev/virtual-machine.md`, from the `result.json` of each scenario's last run
 on each kernel. Must not judge: a verdict and its reason are what the run left.
 
 A new scenario is a new row by itself, with the first sentence of its docstring; its figures are in the long table by
@@ -26,7 +26,7 @@ from tests.vm.matrix import Cell, machines, scenario_module
 from tests.vm.provision import CHECKOUT
 from tests.vm.results import NOT_RUN, PASSED, Result, load
 
-DOCUMENT: Final = CHECKOUT / "docs" / "virtual-machine.md"
+DOCUMENT: Final = CHECKOUT / "docs" / "dev" / "virtual-machine.md"
 
 BEGIN: Final = "<!-- written by `just vm-table` from here -->"
 

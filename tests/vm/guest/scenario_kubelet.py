@@ -7,7 +7,6 @@ The periodic scan is an hour away.
 
 from __future__ import annotations
 
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Final
 from gpuactors import limits
 from gpuactors.core.deviceplugin.registration import REGISTER_BACKOFF_S
 from gpuactors.core.host.inspections import UNSETTLED_INSPECTIONS_S
+from tests.support import directories
 from tests.support.kubelet_grpcio import GAVE_UP, HEALTHY, UNHEALTHY, EndpointStopped, KubeletStandIn
 from tests.support.kubelet_seen import Frame, Snapshot
 from tests.vm.guest.broken_kubelet import ACCEPTED, ASKED, DIALLED, HANGS, BrokenKubelet
@@ -352,7 +352,7 @@ def _directory_is_wiped(scene: _Scene) -> None:
         _check_sockets(scene)
     with scene.node.guest.step("the directory is removed and made anew, as kubeadm reset does"):
         scene.kubelet.stop()
-        shutil.rmtree(directory)
+        directories.remove(directory)
         scene.unbind(scene.edu1)
         scene.bind(scene.nic2)
         scene.known(scene.edu1)

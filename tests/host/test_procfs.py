@@ -28,6 +28,8 @@ from tests.support.patience import patient
 GPU = PciSpec("0000:23:00.0", "10de", "2330", "030200", 51, driver="vfio-pci")
 OTHER = PciSpec("0000:24:00.0", "10de", "2330", "030200", 52, driver="vfio-pci")
 UID = "0f3c1f0e-8a4b-4c57-9d3e-5b6a7c8d9e0f"
+UNUSED = "/dev/random"
+"""A character device that nothing has open, neither another test nor the system."""
 PATIENCE_S = patient(10.0)
 EXIT_THREAD = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
 """exit(2), which glibc calls for the last thread only: asm/unistd.h."""
@@ -301,8 +303,8 @@ def comm() -> str:
 
 
 def test_a_real_holder_is_found_and_gone_when_it_is_killed(tmp_path: Path) -> None:
-    reader = stand_in(tmp_path, "/dev/full")  # a character device that nothing else has open
-    with holding("/dev/full") as process:
+    reader = stand_in(tmp_path, UNUSED)
+    with holding(UNUSED) as process:
         (holder,) = reader.find((target(GPU),)).holders[51]
         assert (holder.pid, holder.command) == (process.pid, comm())
         assert holder.pod_uid == pod_uid(Path("/proc/self/cgroup").read_text())
@@ -316,9 +318,9 @@ def test_a_real_holder_is_found_and_gone_when_it_is_killed(tmp_path: Path) -> No
 )
 def test_a_real_holder_whose_first_thread_has_ended_holds_on(tmp_path: Path) -> None:
     """Then /proc/PID/fd is empty, although the other threads have everything open."""
-    reader = stand_in(tmp_path, "/dev/full")
+    reader = stand_in(tmp_path, UNUSED)
     program = (
-        "import ctypes, os, sys, threading; os.open('/dev/full', os.O_RDONLY); print('open', flush=True)\n"
+        f"import ctypes, os, sys, threading; os.open('{UNUSED}', os.O_RDONLY); print('open', flush=True)\n"
         "threading.Thread(target=threading.Event().wait).start(); sys.stdin.readline()\n"
         f"print('gone', flush=True); ctypes.CDLL(None).syscall({EXIT_THREAD}, 0)"
     )
@@ -348,11 +350,11 @@ def test_a_holder_by_another_inode_is_found(tmp_path: Path) -> None:
     """As in a container, which has nodes of its own."""
     own = tmp_path / "containers-own"
     try:
-        os.mknod(own, stat.S_IFCHR | 0o600, os.stat("/dev/full").st_rdev)
+        os.mknod(own, stat.S_IFCHR | 0o600, os.stat(UNUSED).st_rdev)
         os.close(os.open(own, os.O_RDONLY))
     except PermissionError:
         pytest.skip("device nodes cannot be made or opened here")
-    reader = stand_in(tmp_path, "/dev/full")
+    reader = stand_in(tmp_path, UNUSED)
     with holding(str(own)) as process:
         (holder,) = reader.find((target(GPU),)).holders[51]
         assert holder.pid == process.pid
@@ -376,11 +378,11 @@ def deep() -> Iterator[Path]:
 
 def test_a_file_of_anyone_whose_path_is_too_long_blinds_nobody(deep: Path, tmp_path: Path) -> None:
     """The kernel has no link for a path of more than a page (proc_pid_readlink: ENAMETOOLONG)."""
-    reader = stand_in(tmp_path, "/dev/full")
+    reader = stand_in(tmp_path, UNUSED)
     program = (
         "import os, sys\n"
         "for _ in range(2500): os.mkdir('d'); os.chdir('d')\n"
-        "os.open('.', os.O_RDONLY); os.open('/dev/full', os.O_RDONLY); print('open', flush=True); sys.stdin.read()"
+        f"os.open('.', os.O_RDONLY); os.open('{UNUSED}', os.O_RDONLY); print('open', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-S", "-c", program], cwd=deep, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -428,8 +430,8 @@ def test_another_users_process_is_seen_with_two_capabilities(
     tmp_path: Path, capabilities: tuple[str, ...], seen: bool
 ) -> None:
     """By root, who has no others: what the help, the README and the manifests say. Without them nobody is not said."""
-    stand_in(tmp_path, "/dev/full")
-    hold = (*setpriv(user=65534), "sh", "-c", "exec 3</dev/full; echo open; exec sleep 60")
+    stand_in(tmp_path, UNUSED)
+    hold = (*setpriv(user=65534), "sh", "-c", f"exec 3<{UNUSED}; echo open; exec sleep 60")
     with subprocess.Popen(hold, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
@@ -446,11 +448,11 @@ def test_another_users_process_is_seen_with_two_capabilities(
 
 
 def test_we_are_not_found_ourselves(tmp_path: Path) -> None:
-    reader = stand_in(tmp_path, "/dev/full")
-    descriptor = os.open("/dev/full", os.O_RDONLY)
+    reader = stand_in(tmp_path, UNUSED)
+    descriptor = os.open(UNUSED, os.O_RDONLY)
     try:
         assert reader.find((target(GPU),)).holders == {}
-        with holding("/dev/full") as process:
+        with holding(UNUSED) as process:
             assert [h.pid for h in reader.find((target(GPU),)).holders[51]] == [process.pid]
     finally:
         os.close(descriptor)

@@ -22,6 +22,7 @@ from gpuactors import limits
 from gpuactors.concurrency.patience import Patience
 from gpuactors.core.reports.snapshot import PollTarget
 from gpuactors.core.values.model import GroupUse, Holder, PciAddress
+from gpuactors.host.best_effort import names_in
 from gpuactors.host.faults import fault, gone, raise_if_short
 from gpuactors.host.procfs import ProcPass, ProcReader
 from gpuactors.host.root import GROUP_NODES, IOMMU_GROUPS, PCI_DEVICES, HostRoot, group_node
@@ -263,10 +264,7 @@ class _Observation:
     def _is_still_of(self, target: PollTarget) -> bool:
         """Return whether the group still has the target's functions: a card that is plugged in gets the lowest free
         number, and a pod may have that one."""
-        try:
-            members = os.listdir(self._root.real(f"{IOMMU_GROUPS}/{target.group}/devices"))
-        except OSError:
-            return not target.functions
+        members = names_in(self._root.real(f"{IOMMU_GROUPS}/{target.group}/devices"))
         return frozenset(target.functions) <= frozenset(members)
 
     @property

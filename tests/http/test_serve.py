@@ -13,7 +13,7 @@ import trio
 from gpuactors.concurrency.first_use import FirstUse
 from gpuactors.http import serve
 from gpuactors.http.exchange import Exchange, exchange
-from gpuactors.http.serve import HTTP_CONNECTIONS_MAX, HTTP_REQUEST_S, TcpServer, UnixServer
+from gpuactors.http.serve import HTTP_CLIENT_S, HTTP_CONNECTIONS_MAX, TcpServer, UnixServer
 from gpuactors.ports.http import Answering, HttpAnswer, HttpError, HttpRequest, HttpServer
 from tests.support.log_lines import logged
 
@@ -165,7 +165,39 @@ async def test_a_slow_client_loses_its_place_after_the_deadline(
         await stream.send_all(b"GET / HTTP/1.1\r\n")
         began = trio.current_time()
         assert await everything(stream) == b""
-        assert trio.current_time() - began == pytest.approx(HTTP_REQUEST_S)
+        assert trio.current_time() - began == pytest.approx(HTTP_CLIENT_S)
+
+
+async def test_an_answer_that_takes_us_longer_than_a_client_may_take_is_sent(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def slowly(request: HttpRequest) -> HttpAnswer:
+        await trio.sleep(3 * HTTP_CLIENT_S)
+        return await echo(request)
+
+    async with serving(UnixServer(str(tmp_path / "s")), slowly):
+        assert (await answer(tmp_path / "s", ASKED)).endswith(b"/x")
+
+
+async def test_a_client_that_does_not_take_its_answer_loses_its_place_after_the_deadline(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    answered_at = list[float]()
+
+    async def slowly(request: HttpRequest) -> HttpAnswer:
+        await trio.sleep(3 * HTTP_CLIENT_S)
+        answered_at.append(trio.current_time())
+        return await large(request)
+
+    async with serving(UnixServer(str(tmp_path / "s")), slowly):
+        stream = await dial(tmp_path / "s")
+        await stream.send_all(ASKED)
+        await trio.sleep(3.5 * HTTP_CLIENT_S)
+        assert trio.current_time() - answered_at[0] == pytest.approx(HTTP_CLIENT_S / 2)
+        await trio.sleep(HTTP_CLIENT_S)
+        found = await everything(stream)
+        assert b"\r\n\r\n" in found
+        assert len(found) < 8 << 20
 
 
 async def dial_many(path: Path, first: bytes, count: int = HTTP_CONNECTIONS_MAX) -> list[trio.SocketStream]:

@@ -230,6 +230,13 @@ BOUNDS: Final = (
         "tests/http/test_serve.py::test_who_waits_for_us_keeps_the_place",
     ),
     Mutation(
+        "an HTTP client may not wait for us longer than we for it",
+        "http/serve.py",
+        "self.scope.deadline = math.inf if for_us else trio.current_time() + HTTP_CLIENT_S",
+        "self.scope.deadline = trio.current_time() + HTTP_CLIENT_S",
+        "tests/http/test_serve.py::test_an_answer_that_takes_us_longer_than_a_client_may_take_is_sent",
+    ),
+    Mutation(
         "an HTTP client that was answered keeps its place",
         "http/serve.py",
         "        self._taken.pop(client, None)\n",

@@ -10,6 +10,7 @@ Must not know the routes.
 from __future__ import annotations
 
 import errno
+import math
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -32,8 +33,9 @@ HTTP_CONNECTIONS_MAX: Final = 32
 """Connections to the HTTP endpoints at a time: two probes and a scrape are three. For one more than this, the oldest
 that makes us wait is closed (`_Places.take`)."""
 
-HTTP_REQUEST_S: Final = 5.0
-"""The deadline for a whole request and its answer. Kubelet's probes wait 1 s, Prometheus 10 s."""
+HTTP_CLIENT_S: Final = 5.0
+"""The deadline for a client to send its head, and again to take its answer. Our work between them has none: the first
+scrape on a busy node imports a library for seconds, and Prometheus waits 10 s."""
 
 _log = get_logger(__name__)
 
@@ -125,6 +127,7 @@ class _Client:
     def now_waits(self, *, for_us: bool) -> None:
         """Implement `exchange.Waits`."""
         self.lets_us_wait = not for_us
+        self.scope.deadline = math.inf if for_us else trio.current_time() + HTTP_CLIENT_S
 
 
 @final
@@ -174,12 +177,13 @@ async def _connection(answering: Answering, places: _Places, stream: trio.abc.St
     client = _Client(_address(stream))
     try:
         if places.take(client):
-            with client.scope, trio.move_on_after(HTTP_REQUEST_S):
+            with client.scope:
                 try:
                     exchange = await EXCHANGE.get()
                 except Exception as exc:  # ends the request, and not the server of all others
                     _log.error("actor.failed", actor="http", exc_info=exc)
                     return
+                client.now_waits(for_us=False)
                 await exchange(answering, stream, client.address, client.now_waits)
     except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
         pass

@@ -29,8 +29,9 @@ ARTIFACTS: Final = Path("/run/artifacts")
 LAST_WORDS_S: Final = 5.0
 """So long before the host ends a scenario that hangs, the stacks of all threads are on the console."""
 
-POLL_PERIOD_S: Final = 0.01
-"""Between two checks of something that the guest's kernel does in its own time."""
+POLL_PERIOD_S: Final = 0.1
+"""Between two checks. One often reads a log that is on the host: a hundred of them a second take half of the guest,
+while a daemon starts in it."""
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ class Guest:
 
 
 def eventually(what: str, check: Callable[[], T | None], *, timeout_s: float) -> T:
-    """The first result of `inspection` that is neither None nor False. Raises TimeoutError that names `what`."""
+    """The first result of `check` that is neither None nor False. Raises TimeoutError that names `what`."""
     deadline = time.monotonic() + timeout_s
     while True:
         found = check()

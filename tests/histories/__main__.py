@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a campaign, or plays one script; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.found and not _found_stay_found(options.workers):
+    if options.found and not _found_stay_found(options.workers, options.schedules):
         return 1
     seed = _seed(options.seed)
     if options.script is not None:
@@ -101,7 +101,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.histories", description=__doc__)
     parser.add_argument(
-        "--found", action="store_true", help="first play those of found.py, each under all its schedules"
+        "--found", action="store_true", help="first play those of found.py, each under its schedules"
+    )
+    parser.add_argument(
+        "--schedules",
+        type=int,
+        choices=range(1, len(SCHEDULES) + 1),
+        default=len(SCHEDULES),
+        metavar="N",
+        help=f"how many, with --found (default: all {len(SCHEDULES)})",
     )
     parser.add_argument("--minutes", type=float, default=10.0, help="how long to play (default: 10)")
     parser.add_argument("--histories", type=int, help="how many to play instead; ends at the first failure")
@@ -209,9 +217,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _found_stay_found(workers: int) -> bool:
-    print(f"{len(FOUND)} histories that were found once, under {len(SCHEDULES)} schedules each.", flush=True)
-    problems = play_again(workers)
+def _found_stay_found(workers: int, schedules: int) -> bool:
+    print(f"{len(FOUND)} histories that were found once, under {schedules} schedules each.", flush=True)
+    problems = play_again(workers, schedules)
     for problem in problems:
         print(problem, flush=True)
     return not problems

@@ -255,16 +255,16 @@ def test_a_found_history_that_tries_something_else_now_is_told_with_the_line_tha
 def test_each_found_history_is_played_under_each_schedule_in_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(again, "SCHEDULES", (16, 17))
+    monkeypatch.setattr(again, "SCHEDULES", (16, 17, 18))
     impossible = parse_script("kubelet starts")
-    problems = again.play_again(1, {"sound": impossible[1:], "not so": impossible})
+    problems = again.play_again(1, 2, {"sound": impossible[1:], "not so": impossible})
     assert [p.partition(":")[0] for p in problems] == ["not so", "not so"]
 
 
 def test_the_command_ends_with_1_where_a_found_history_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "play_again", lambda workers: ["late binding: it is lost"])
+    monkeypatch.setattr(command, "play_again", lambda workers, schedules: ["late binding: it is lost"])
     assert command.main(["--found", "--histories", "1"]) == 1
     assert "late binding: it is lost" in capsys.readouterr().out
 

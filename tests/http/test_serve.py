@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import trio
 from gpuactors.concurrency.first_use import FirstUse
 from gpuactors.http import serve
 from gpuactors.http.exchange import Exchange, exchange
-from gpuactors.http.serve import HTTP_CLIENT_S, HTTP_CONNECTIONS_MAX, TcpServer, UnixServer
+from gpuactors.http.serve import HTTP_ANSWER_S, HTTP_CLIENT_S, HTTP_CONNECTIONS_MAX, TcpServer, UnixServer
 from gpuactors.ports.http import Answering, HttpAnswer, HttpError, HttpRequest, HttpServer
 from tests.support.log_lines import logged
 
@@ -157,6 +158,13 @@ async def test_a_client_that_leaves_at_once_or_in_its_head_is_forgotten(tmp_path
         assert (await answer(path, ASKED)).endswith(b"/x")
 
 
+@pytest.fixture
+def imported() -> None:
+    """A clock that jumps does not wait for the thread of the import: it is done before."""
+    trio.run(serve.EXCHANGE.get)
+
+
+@pytest.mark.usefixtures("imported")
 async def test_a_slow_client_loses_its_place_after_the_deadline(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -168,6 +176,7 @@ async def test_a_slow_client_loses_its_place_after_the_deadline(
         assert trio.current_time() - began == pytest.approx(HTTP_CLIENT_S)
 
 
+@pytest.mark.usefixtures("imported")
 async def test_an_answer_that_takes_us_longer_than_a_client_may_take_is_sent(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -179,6 +188,41 @@ async def test_an_answer_that_takes_us_longer_than_a_client_may_take_is_sent(
         assert (await answer(tmp_path / "s", ASKED)).endswith(b"/x")
 
 
+@pytest.mark.usefixtures("imported")
+async def test_an_answer_that_never_comes_holds_its_place_until_the_deadline(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A page whose library is on a disk that hangs."""
+
+    async def never(_: HttpRequest) -> HttpAnswer:
+        return await trio.sleep_forever()
+
+    async with serving(UnixServer(str(tmp_path / "s")), never):
+        began = trio.current_time()
+        with trio.move_on_after(2 * HTTP_ANSWER_S):
+            assert await answer(tmp_path / "s", ASKED) == b""
+        assert trio.current_time() - began == pytest.approx(HTTP_ANSWER_S)
+
+
+async def test_an_import_that_never_ends_holds_a_place_until_the_deadline(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readable = threading.Event()
+
+    def hangs() -> Exchange:
+        readable.wait()
+        return exchange
+
+    monkeypatch.setattr(serve, "EXCHANGE", FirstUse(hangs))
+    async with served(tmp_path) as path:
+        began = trio.current_time()
+        with trio.move_on_after(2 * HTTP_ANSWER_S):
+            assert await answer(path, ASKED) == b""
+        readable.set()
+        assert trio.current_time() - began == pytest.approx(HTTP_ANSWER_S)
+
+
+@pytest.mark.usefixtures("imported")
 async def test_a_client_that_does_not_take_its_answer_loses_its_place_after_the_deadline(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:

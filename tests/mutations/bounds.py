@@ -232,9 +232,23 @@ BOUNDS: Final = (
     Mutation(
         "an HTTP client may not wait for us longer than we for it",
         "http/serve.py",
-        "self.scope.deadline = math.inf if for_us else trio.current_time() + HTTP_CLIENT_S",
-        "self.scope.deadline = trio.current_time() + HTTP_CLIENT_S",
+        "(HTTP_ANSWER_S if for_us else HTTP_CLIENT_S)",
+        "HTTP_CLIENT_S",
         "tests/http/test_serve.py::test_an_answer_that_takes_us_longer_than_a_client_may_take_is_sent",
+    ),
+    Mutation(
+        "an HTTP request whose answer never comes keeps its place",
+        "http/serve.py",
+        "(HTTP_ANSWER_S if for_us else HTTP_CLIENT_S)",
+        "(float('inf') if for_us else HTTP_CLIENT_S)",
+        "tests/http/test_serve.py::test_an_answer_that_never_comes_holds_its_place_until_the_deadline",
+    ),
+    Mutation(
+        "an HTTP connection whose import never ends keeps its place",
+        "http/serve.py",
+        "lambda: trio.move_on_after(HTTP_ANSWER_S)",
+        "trio.CancelScope",
+        "tests/http/test_serve.py::test_an_import_that_never_ends_holds_a_place_until_the_deadline",
     ),
     Mutation(
         "an HTTP client that was answered keeps its place",

@@ -10,7 +10,6 @@ Must not know the routes.
 from __future__ import annotations
 
 import errno
-import math
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -34,8 +33,11 @@ HTTP_CONNECTIONS_MAX: Final = 32
 that makes us wait is closed (`_Places.take`)."""
 
 HTTP_CLIENT_S: Final = 5.0
-"""The deadline for a client to send its head, and again to take its answer. Our work between them has none: the first
-scrape on a busy node imports a library for seconds, and Prometheus waits 10 s."""
+"""The deadline for a client to send its head, and again to take its answer."""
+
+HTTP_ANSWER_S: Final = 30.0
+"""The deadline for our work between them. The first scrape on a busy node imports a library for seconds, and Prometheus
+waits 10 s. If the disk with that library hangs, each scrape holds a place for so long, and the probes keep theirs."""
 
 _log = get_logger(__name__)
 
@@ -120,14 +122,15 @@ async def _serve(
 class _Client:
     address: str
     """The peer's address; empty on a unix socket."""
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    scope: trio.CancelScope = field(default_factory=lambda: trio.move_on_after(HTTP_ANSWER_S))
+    """Ends the connection. It begins with work of ours: the import of `exchange`."""
     lets_us_wait: bool = True
     """True if its head is incomplete, or it does not take its answer."""
 
     def now_waits(self, *, for_us: bool) -> None:
         """Implement `exchange.Waits`."""
         self.lets_us_wait = not for_us
-        self.scope.deadline = math.inf if for_us else trio.current_time() + HTTP_CLIENT_S
+        self.scope.deadline = trio.current_time() + (HTTP_ANSWER_S if for_us else HTTP_CLIENT_S)
 
 
 @final
